@@ -50,6 +50,14 @@ pub enum Refusal {
     ShuttingDown = 5,
 }
 
+impl Refusal {
+    /// Whether the peer is not the one that was expected.
+    #[must_use]
+    pub fn is_other_incarnation(self) -> bool {
+        self == Self::OtherIncarnation
+    }
+}
+
 impl Hello {
     /// How long it is on the wire.
     pub const BYTES: usize = 32;

@@ -1,0 +1,356 @@
+//! Settings of an engine, and its start.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use kvferry_proto::Incarnation;
+use kvferry_proto::frame::limits;
+use kvferry_transport::tcp::{Reactor, ReactorConfig};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::{oneshot, watch};
+
+use crate::control::{accept, server};
+use crate::core::{Core, Settings};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::net::Endpoint;
+use crate::plan::PlanLimits;
+use crate::registry::Registry;
+use crate::session;
+
+/// How an engine behaves. Every setting has a default; [`EngineBuilder::start`] checks them.
+#[derive(Clone, Debug)]
+pub struct EngineBuilder {
+    registry: Registry,
+    listen: String,
+    lane_listen: Option<String>,
+    advertise: Option<String>,
+    lane_host: Option<String>,
+    io_threads: usize,
+    spin: Duration,
+    connect_timeout: Duration,
+    max_lanes_per_peer: usize,
+    notifications: usize,
+    plan: PlanLimits,
+    session: session::Settings,
+}
+
+impl EngineBuilder {
+    pub(crate) fn new(registry: Registry) -> Self {
+        let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let plan = PlanLimits::default();
+        let session = session::Settings {
+            bulk_lanes: (cores / 2).clamp(1, 4),
+            ..session::Settings::default()
+        };
+        Self {
+            registry,
+            listen: "[::]:0".into(),
+            lane_listen: None,
+            advertise: None,
+            lane_host: None,
+            io_threads: (cores / 4).clamp(1, 4),
+            spin: Duration::from_micros(50),
+            connect_timeout: Duration::from_secs(3),
+            max_lanes_per_peer: 64,
+            notifications: 65_536,
+            plan,
+            session,
+        }
+    }
+
+    /// Where peers reach it: `HOST:PORT`, port 0 for any. Default `[::]:0`: every address of this
+    /// host, IPv4 and IPv6.
+    #[must_use]
+    pub fn listen(mut self, address: impl Into<String>) -> Self {
+        self.listen = address.into();
+        self
+    }
+
+    /// Where lanes are accepted. Default: the host of `listen`, any port.
+    #[must_use]
+    pub fn lane_listen(mut self, address: impl Into<String>) -> Self {
+        self.lane_listen = Some(address.into());
+        self
+    }
+
+    /// The address that [`Engine::address`] gives out: `HOST:PORT`, port 0 for the one that was
+    /// got. Default: what was bound, or an address of this host where that was a wildcard.
+    #[must_use]
+    pub fn advertise(mut self, address: impl Into<String>) -> Self {
+        self.advertise = Some(address.into());
+        self
+    }
+
+    /// The host that peers open lanes to. Default: the one by which they reached this engine.
+    #[must_use]
+    pub fn lane_host(mut self, host: impl Into<String>) -> Self {
+        self.lane_host = Some(host.into());
+        self
+    }
+
+    /// Threads that drive lanes. Default: a quarter of the cores, 1 to 4.
+    #[must_use]
+    pub fn io_threads(mut self, threads: usize) -> Self {
+        self.io_threads = threads;
+        self
+    }
+
+    /// How long such a thread looks for more before it sleeps, after traffic. Default 50 us: about
+    /// what it costs to be woken.
+    #[must_use]
+    pub fn spin(mut self, spin: Duration) -> Self {
+        self.spin = spin;
+        self
+    }
+
+    /// Lanes for large transfers to one peer, beside the one for small ones. Default: half of the
+    /// cores, 1 to 4.
+    #[must_use]
+    pub fn bulk_lanes(mut self, lanes: usize) -> Self {
+        self.session.bulk_lanes = lanes;
+        self
+    }
+
+    /// Up to this many bytes a transfer is small: it shares no lane with large ones. Default 64
+    /// KiB.
+    #[must_use]
+    pub fn small_bytes(mut self, bytes: u64) -> Self {
+        self.session.small_bytes = bytes;
+        self
+    }
+
+    /// The most bytes that one frame carries. Default 1 MiB.
+    #[must_use]
+    pub fn slice_bytes(mut self, bytes: u32) -> Self {
+        self.plan.slice_bytes = bytes;
+        self
+    }
+
+    /// How many transfers to one peer may be open. Default 16,384.
+    #[must_use]
+    pub fn open_transfers(mut self, transfers: u64) -> Self {
+        self.session.open_transfers = transfers;
+        self
+    }
+
+    /// How many notifications may wait for the program. While so many do, transfers with a
+    /// notification do not end. Default 65,536.
+    #[must_use]
+    pub fn notifications(mut self, notifications: usize) -> Self {
+        self.notifications = notifications;
+        self
+    }
+
+    /// When a peer was not heard for `ping`, it is asked for a sign of life; when it was not for
+    /// `dead`, it counts as dead. Default 2 s and 6 s.
+    #[must_use]
+    pub fn liveness(mut self, ping: Duration, dead: Duration) -> Self {
+        (self.session.ping_interval, self.session.dead_after) = (ping, dead);
+        self
+    }
+
+    /// How long one step of connecting may take. Default 3 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// After how long lanes that nothing was submitted for are closed. Default 5 minutes.
+    #[must_use]
+    pub fn idle_after(mut self, idle: Duration) -> Self {
+        self.session.idle_after = idle;
+        self
+    }
+
+    /// Binds, and starts the engine.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] and [`Error::Address`] for settings that cannot work, [`Error::Bind`]
+    /// for addresses that cannot be had, [`Error::System`] when the system gives no threads.
+    pub async fn start(self) -> Result<Engine, Error> {
+        let starting = self.spawn()?;
+        starting.await.unwrap_or(Err(Error::Shutdown))
+    }
+
+    /// As [`EngineBuilder::start`], for a thread that is in no asynchronous runtime.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::start`].
+    pub fn start_blocking(self) -> Result<Engine, Error> {
+        let starting = self.spawn()?;
+        starting.blocking_recv().unwrap_or(Err(Error::Shutdown))
+    }
+
+    fn spawn(self) -> Result<oneshot::Receiver<Result<Engine, Error>>, Error> {
+        self.check()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(Error::system("starting the control runtime"))?;
+        let (started, starting) = oneshot::channel();
+        let (handle_sender, handle) = oneshot::channel();
+        let thread = thread::Builder::new()
+            .name("kvferry-control".into())
+            .spawn(move || run(&runtime, self, handle, started))
+            .map_err(Error::system("starting the control thread"))?;
+        // The thread waits for its own handle, to hand it to the engine.
+        let _ = handle_sender.send(thread);
+        Ok(starting)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let setting = |setting, value, reason| Err(Error::Setting { setting, value, reason });
+        let slice = self.plan.slice_bytes;
+        if slice == 0 || slice > limits::PAYLOAD_BYTES {
+            return setting("slice_bytes", slice.into(), "it must be 1 to 16777216");
+        }
+        if self.io_threads == 0 {
+            return setting("io_threads", 0, "lanes need at least one thread");
+        }
+        let lanes = self.session.bulk_lanes;
+        if lanes >= self.max_lanes_per_peer {
+            return setting("bulk_lanes", lanes as u64, "a peer accepts at most 64 lanes");
+        }
+        let open = self.session.open_transfers;
+        if open == 0 || open >= limits::TRANSFER_SPREAD {
+            return setting("open_transfers", open, "it must be 1 to 65535");
+        }
+        let (ping, dead) = (self.session.ping_interval, self.session.dead_after);
+        if ping.is_zero() || dead < ping * 2 {
+            let dead_ms = u64::try_from(dead.as_millis()).unwrap_or(u64::MAX);
+            return setting("liveness dead (ms)", dead_ms, "it must be at least two pings");
+        }
+        Ok(())
+    }
+}
+
+/// The control thread: everything on the runtime ends with it.
+fn run(
+    runtime: &Runtime,
+    builder: EngineBuilder,
+    handle: oneshot::Receiver<thread::JoinHandle<()>>,
+    started: oneshot::Sender<Result<Engine, Error>>,
+) {
+    let (stop, mut stopped) = watch::channel(false);
+    runtime.block_on(async move {
+        let parts = start(builder, runtime.handle().clone()).await;
+        // The spawner sends it right after the thread began.
+        let Ok(thread) = handle.await else { return };
+        let engine = parts
+            .map(|parts| Engine::new(parts.core, parts.address, parts.lane_port, stop, thread));
+        let failed = engine.is_err();
+        // Whoever waited may have gone: then the engine goes too, but not by waiting for the
+        // thread that this is.
+        if let Err(unwanted) = started.send(engine) {
+            if let Ok(engine) = &unwanted {
+                engine.detach_thread();
+            }
+            return;
+        }
+        if !failed {
+            // An error means that the engine is gone.
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        }
+    });
+}
+
+struct Parts {
+    core: Arc<Core>,
+    address: Endpoint,
+    lane_port: u16,
+}
+
+async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Result<Parts, Error> {
+    let listen: Endpoint = builder.listen.parse()?;
+    let lane_listen = match &builder.lane_listen {
+        Some(address) => address.parse()?,
+        None => Endpoint::new(listen.host(), 0),
+    };
+    let (control, bound) = bind(&listen).await?;
+    let (lanes, lanes_bound) = bind(&lane_listen).await?;
+    let address = advertised(builder.advertise.as_deref(), &listen, bound)?;
+    let lane_port = lanes_bound.port();
+
+    let reactor_config = ReactorConfig { spin: builder.spin };
+    let reactors = (0..builder.io_threads)
+        .map(|index| Reactor::start(&format!("kvferry-io-{index}"), reactor_config))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(Error::system("starting a lane thread"))?;
+    let settings = Settings {
+        session: builder.session,
+        plan: builder.plan,
+        connect_timeout: builder.connect_timeout,
+        max_lanes_per_peer: builder.max_lanes_per_peer,
+        notifications: builder.notifications,
+        data_host: builder.lane_host,
+    };
+    let core =
+        Arc::new(Core::new(draw_incarnation()?, builder.registry, settings, runtime, reactors));
+    tokio::spawn(server::serve(core.clone(), control, lane_port));
+    tokio::spawn(accept::accept_lanes(core.clone(), lanes));
+    let incarnation = core.incarnation;
+    tracing::info!(%address, lane_port, %incarnation, security = "off", "engine started");
+    Ok(Parts { core, address, lane_port })
+}
+
+async fn bind(endpoint: &Endpoint) -> Result<(TcpListener, SocketAddr), Error> {
+    let failed = |source| Error::bind(endpoint, source);
+    let listener = TcpListener::bind((endpoint.host(), endpoint.port())).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+fn draw_incarnation() -> Result<Incarnation, Error> {
+    loop {
+        let drawn = getrandom::u64().map_err(|error| {
+            Error::system("drawing the incarnation")(std::io::Error::other(error))
+        })?;
+        if drawn != 0 {
+            return Ok(Incarnation(drawn));
+        }
+    }
+}
+
+/// The address for peers: never a wildcard, never port 0.
+fn advertised(
+    advertise: Option<&str>,
+    listen: &Endpoint,
+    bound: SocketAddr,
+) -> Result<Endpoint, Error> {
+    if let Some(address) = advertise {
+        let endpoint: Endpoint = address.parse()?;
+        if endpoint.is_wildcard() {
+            let reason = "a wildcard names nobody: advertise an address that peers can reach";
+            return Err(Error::Address { address: address.into(), reason });
+        }
+        let port = if endpoint.port() == 0 { bound.port() } else { endpoint.port() };
+        return Ok(Endpoint::new(endpoint.host(), port));
+    }
+    if !listen.is_wildcard() {
+        return Ok(Endpoint::new(listen.host(), bound.port()));
+    }
+    let host = outward_address(bound.is_ipv6()).unwrap_or_else(|| {
+        tracing::warn!("no route leads out of this host: the loopback address is given to peers");
+        if bound.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() }
+    });
+    Ok(Endpoint::from(SocketAddr::new(host, bound.port())))
+}
+
+/// The address that this host has on its way to others, as its routes say. Nothing is sent: the
+/// destinations are addresses set aside for documentation (RFC 5737, RFC 3849).
+fn outward_address(dual_stack: bool) -> Option<IpAddr> {
+    let v4 = ("0.0.0.0:0", "192.0.2.1:9");
+    let v6 = ("[::]:0", "[2001:db8::1]:9");
+    let tries = if dual_stack { vec![v4, v6] } else { vec![v4] };
+    tries.into_iter().find_map(|(from, to)| {
+        let socket = UdpSocket::bind(from).ok()?;
+        socket.connect(to).ok()?;
+        let address = socket.local_addr().ok()?.ip();
+        (!address.is_unspecified()).then_some(address)
+    })
+}

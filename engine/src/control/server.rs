@@ -1,0 +1,140 @@
+//! The service `Peer`, for engines that want to reach this one.
+
+use std::sync::Arc;
+
+use kvferry_proto::message;
+use kvferry_proto::rpc::peer_server::{Peer, PeerServer};
+use kvferry_proto::rpc::{self, offer};
+use kvferry_proto::{Incarnation, frame::limits};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status};
+
+use super::client::version;
+use crate::core::Core;
+use crate::registry::Cursor;
+
+/// How many engines may follow the table at once.
+const MOST_WATCHERS: usize = 4096;
+
+/// How many requests one connection may have under way.
+const REQUESTS_PER_CONNECTION: usize = 64;
+
+/// How many updates may wait for one watcher: it gets the rest when it has taken these.
+const UPDATES_AHEAD: usize = 4;
+
+struct PeerService {
+    core: Arc<Core>,
+    lane_port: u16,
+    watchers: Arc<Semaphore>,
+}
+
+/// Serves for as long as the engine's runtime lives.
+pub(crate) async fn serve(core: Arc<Core>, listener: TcpListener, lane_port: u16) {
+    let watchers = Arc::new(Semaphore::new(MOST_WATCHERS));
+    let service = PeerServer::new(PeerService { core, lane_port, watchers });
+    let served = tonic::transport::Server::builder()
+        .concurrency_limit_per_connection(REQUESTS_PER_CONNECTION)
+        .tcp_nodelay(true)
+        .add_service(service)
+        .serve_with_incoming(TcpListenerStream::new(listener))
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the control server failed: no peer can connect any more");
+    }
+}
+
+impl PeerService {
+    fn check(&self, expected: u64) -> Result<(), Status> {
+        if self.core.is_shut() {
+            return Err(Status::unavailable("the engine is shutting down"));
+        }
+        let ours = self.core.incarnation;
+        if expected == ours.0 {
+            return Ok(());
+        }
+        let expected = Incarnation(expected);
+        let why = format!("incarnation {expected} was expected, this is {ours}: say hello again");
+        Err(Status::failed_precondition(why))
+    }
+}
+
+fn invalid(error: message::MessageError) -> Status {
+    Status::invalid_argument(error.to_string())
+}
+
+#[tonic::async_trait]
+impl Peer for PeerService {
+    async fn hello(
+        &self,
+        request: Request<rpc::HelloRequest>,
+    ) -> Result<Response<rpc::HelloReply>, Status> {
+        let core = &self.core;
+        if core.is_shut() {
+            return Err(Status::unavailable("the engine is shutting down"));
+        }
+        let hello = request.into_inner();
+        let from = message::incarnation("HelloRequest", hello.incarnation).map_err(invalid)?;
+        let theirs = hello.version.map_or(0, |version| version.major);
+        tracing::debug!(%from, theirs, "hello");
+        // A peer of another version is told ours, and finds the words for it.
+        let tcp = rpc::TcpOffer {
+            host: core.settings.data_host.clone().unwrap_or_default(),
+            port: self.lane_port.into(),
+            max_slice_bytes: limits::PAYLOAD_BYTES,
+            max_lanes: u32::try_from(core.settings.max_lanes_per_peer).unwrap_or(u32::MAX),
+        };
+        Ok(Response::new(rpc::HelloReply {
+            version: Some(version()),
+            incarnation: core.incarnation.0,
+            offers: vec![rpc::Offer { transport: Some(offer::Transport::Tcp(tcp)) }],
+        }))
+    }
+
+    type WatchStream = ReceiverStream<Result<rpc::TableUpdate, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<rpc::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let watch = request.into_inner();
+        self.check(watch.incarnation)?;
+        message::incarnation("WatchRequest", watch.watcher).map_err(invalid)?;
+        let permit = self
+            .watchers
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| Status::resource_exhausted("too many engines follow this table"))?;
+        let (sender, receiver) = mpsc::channel(UPDATES_AHEAD);
+        let registry = self.core.registry.clone();
+        tokio::spawn(async move {
+            let _permit = permit;
+            let table = registry.table();
+            let mut changes = table.subscribe();
+            let mut cursor = Cursor::default();
+            loop {
+                changes.borrow_and_update();
+                while let Some(update) = table.next_update(&registry, &mut cursor) {
+                    if sender.send(Ok((&update).into())).await.is_err() {
+                        return;
+                    }
+                }
+                tokio::select! {
+                    changed = changes.changed() => if changed.is_err() { return },
+                    () = sender.closed() => return,
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn table_version(
+        &self,
+        request: Request<rpc::TableVersionRequest>,
+    ) -> Result<Response<rpc::TableVersionReply>, Status> {
+        self.check(request.into_inner().incarnation)?;
+        let version = self.core.registry.table().version();
+        Ok(Response::new(rpc::TableVersionReply { version }))
+    }
+}

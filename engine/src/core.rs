@@ -1,0 +1,178 @@
+//! What all parts of an engine share.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use kvferry_proto::frame::Prefix;
+use kvferry_proto::{Incarnation, TransferId};
+use kvferry_transport::tcp::{FramePrefix, LaneConfig, Reactor};
+use parking_lot::{Condvar, Mutex};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use crate::net::Endpoint;
+use crate::peer::PeerInner;
+use crate::plan::PlanLimits;
+use crate::registry::Registry;
+use crate::serve::Initiators;
+use crate::session::Settings as SessionSettings;
+
+/// How many frames may wait on a lane before it is not read any more.
+const BACKLOG_FRAMES: usize = 64;
+
+/// Settings of an engine, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) session: SessionSettings,
+    pub(crate) plan: PlanLimits,
+    /// How long one attempt at a connection, a hello or a call may take.
+    pub(crate) connect_timeout: Duration,
+    pub(crate) max_lanes_per_peer: usize,
+    pub(crate) notifications: usize,
+    /// The name or address that lanes are advertised at; none: the one the caller reached.
+    pub(crate) data_host: Option<String>,
+}
+
+/// A notification that a peer sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notification {
+    /// The engine that sent it.
+    pub from: Incarnation,
+    /// The transfer that it belongs to, by that engine's count.
+    pub transfer: TransferId,
+    /// What it says.
+    pub bytes: Arc<[u8]>,
+}
+
+/// Notifications that wait for the program.
+pub(crate) struct Inbox {
+    limit: usize,
+    waiting: Mutex<VecDeque<Notification>>,
+    arrived: Condvar,
+    arrived_async: Notify,
+}
+
+impl Inbox {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            waiting: Mutex::default(),
+            arrived: Condvar::new(),
+            arrived_async: Notify::new(),
+        }
+    }
+
+    /// False when it is full.
+    pub(crate) fn push(&self, notification: Notification) -> bool {
+        let mut waiting = self.waiting.lock();
+        if waiting.len() >= self.limit {
+            return false;
+        }
+        waiting.push_back(notification);
+        drop(waiting);
+        self.arrived.notify_one();
+        self.arrived_async.notify_one();
+        true
+    }
+
+    pub(crate) fn pop(&self) -> Option<Notification> {
+        self.waiting.lock().pop_front()
+    }
+
+    pub(crate) async fn next(&self) -> Notification {
+        loop {
+            let arrived = self.arrived_async.notified();
+            if let Some(notification) = self.pop() {
+                // A wake-up may have been meant for another waiter.
+                if !self.waiting.lock().is_empty() {
+                    self.arrived_async.notify_one();
+                }
+                return notification;
+            }
+            arrived.await;
+        }
+    }
+
+    pub(crate) fn wait(&self, patience: Duration) -> Option<Notification> {
+        let deadline = Instant::now() + patience;
+        let mut waiting = self.waiting.lock();
+        while waiting.is_empty() {
+            if self.arrived.wait_until(&mut waiting, deadline).timed_out() {
+                break;
+            }
+        }
+        waiting.pop_front()
+    }
+}
+
+pub(crate) struct Core {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) registry: Registry,
+    pub(crate) settings: Settings,
+    pub(crate) runtime: Handle,
+    pub(crate) peers: Mutex<HashMap<Endpoint, Arc<PeerInner>>>,
+    pub(crate) initiators: Initiators,
+    pub(crate) inbox: Inbox,
+    reactors: Mutex<Vec<Arc<Reactor>>>,
+    next_reactor: AtomicUsize,
+    shut: AtomicBool,
+}
+
+impl Core {
+    pub(crate) fn new(
+        incarnation: Incarnation,
+        registry: Registry,
+        settings: Settings,
+        runtime: Handle,
+        reactors: Vec<Reactor>,
+    ) -> Self {
+        Self {
+            incarnation,
+            registry,
+            initiators: Initiators::new(settings.max_lanes_per_peer),
+            inbox: Inbox::new(settings.notifications),
+            settings,
+            runtime,
+            peers: Mutex::default(),
+            reactors: Mutex::new(reactors.into_iter().map(Arc::new).collect()),
+            next_reactor: AtomicUsize::new(0),
+            shut: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn lane_config() -> LaneConfig {
+        LaneConfig { parse: parse_prefix, backlog_frames: BACKLOG_FRAMES }
+    }
+
+    /// The thread for the next lane, in turn; `None` after shutdown.
+    pub(crate) fn reactor(&self) -> Option<Arc<Reactor>> {
+        let reactors = self.reactors.lock();
+        let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
+        reactors.get(turn.checked_rem(reactors.len())?).cloned()
+    }
+
+    /// Nothing new is accepted from now on.
+    pub(crate) fn shut(&self) {
+        self.shut.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shut.load(Ordering::Acquire)
+    }
+
+    /// Closes every lane and ends the threads that drive them.
+    pub(crate) fn stop_reactors(&self) {
+        let reactors = std::mem::take(&mut *self.reactors.lock());
+        drop(reactors);
+    }
+}
+
+fn parse_prefix(bytes: &[u8; FramePrefix::BYTES]) -> Option<FramePrefix> {
+    let prefix = Prefix::decode(bytes).ok()?;
+    Some(FramePrefix {
+        head_bytes: prefix.head_bytes as usize,
+        payload_bytes: prefix.payload_bytes as usize,
+    })
+}

@@ -1,0 +1,231 @@
+//! The engine: a process's end of everything.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvferry_proto::{Access, Incarnation};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::builder::EngineBuilder;
+use crate::core::{Core, Notification};
+use crate::error::Error;
+use crate::net::{Endpoint, IntoEndpoint};
+use crate::peer::{Peer, PeerInner};
+use crate::registry::{Grant, Registry, Span};
+
+/// How often initiators are looked at.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// How long a shutdown waits for transfers to be fenced, unless its caller says otherwise.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// A process's end of everything: it serves peers the memory that was granted to them, and moves
+/// blocks to and from theirs. See [`EngineBuilder`] for its settings.
+///
+/// It runs its control path on a thread of its own, so it depends on no runtime of the caller's,
+/// and its futures can be awaited on any. Dropping it shuts it down.
+pub struct Engine {
+    core: Arc<Core>,
+    address: Endpoint,
+    lane_port: u16,
+    stop: watch::Sender<bool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    pid: u32,
+}
+
+impl Engine {
+    /// A builder with default settings, for regions of `registry`.
+    #[must_use]
+    pub fn builder(registry: Registry) -> EngineBuilder {
+        EngineBuilder::new(registry)
+    }
+
+    pub(crate) fn new(
+        core: Arc<Core>,
+        address: Endpoint,
+        lane_port: u16,
+        stop: watch::Sender<bool>,
+        thread: JoinHandle<()>,
+    ) -> Self {
+        core.runtime.spawn(sweep(core.clone()));
+        let pid = std::process::id();
+        Self { core, address, lane_port, stop, thread: Mutex::new(Some(thread)), pid }
+    }
+
+    /// Leaves the control thread to end by itself.
+    pub(crate) fn detach_thread(&self) {
+        self.core.shut();
+        self.core.stop_reactors();
+        drop(self.thread.lock().take());
+    }
+
+    /// The random number that tells this engine from any before it at the same address.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.core.incarnation
+    }
+
+    /// The address to give to peers, with the port that was got.
+    #[must_use]
+    pub fn address(&self) -> &Endpoint {
+        &self.address
+    }
+
+    /// The port on which lanes are accepted.
+    #[must_use]
+    pub fn lane_port(&self) -> u16 {
+        self.lane_port
+    }
+
+    /// The registry whose regions it serves.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.core.registry
+    }
+
+    /// Connects to the engine at an address, and returns when everything that it shared by then is
+    /// known here. The same address gives the same peer.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Unreachable`] and others that say which step failed.
+    pub async fn connect(&self, address: impl IntoEndpoint) -> Result<Peer, Error> {
+        let endpoint = address.into_endpoint()?;
+        let peer = self.peer(endpoint)?;
+        peer.ready().await?;
+        Ok(peer)
+    }
+
+    fn peer(&self, endpoint: Endpoint) -> Result<Peer, Error> {
+        let mut peers = self.core.peers.lock();
+        // Under the lock that shutdown takes to close them.
+        if self.core.is_shut() {
+            return Err(Error::Shutdown);
+        }
+        let peer =
+            peers.entry(endpoint.clone()).or_insert_with(|| PeerInner::start(&self.core, endpoint));
+        Ok(Peer(peer.clone()))
+    }
+
+    /// Grants the engine `peer` `access` to `spans` of this process for `ttl`.
+    ///
+    /// # Errors
+    /// As [`Registry::grant`].
+    pub fn grant(
+        &self,
+        spans: impl IntoIterator<Item = Span>,
+        peer: Incarnation,
+        access: Access,
+        ttl: Duration,
+    ) -> Result<Grant, Error> {
+        self.core.registry.grant(spans, peer, access, ttl)
+    }
+
+    /// The bytes that tell a peer's program of a grant: [`crate::RemoteGrant::from_ticket`] reads
+    /// them.
+    #[must_use]
+    pub fn ticket(&self, grant: &Grant) -> Vec<u8> {
+        grant.ticket(self.core.incarnation).encode()
+    }
+
+    /// The next notification from any peer.
+    pub async fn next_notification(&self) -> Notification {
+        self.core.inbox.next().await
+    }
+
+    /// The next notification, if one waits.
+    #[must_use]
+    pub fn try_notification(&self) -> Option<Notification> {
+        self.core.inbox.pop()
+    }
+
+    /// Blocks this thread until a notification arrives, or for `patience`.
+    #[must_use]
+    pub fn wait_notification(&self, patience: Duration) -> Option<Notification> {
+        self.core.inbox.wait(patience)
+    }
+
+    /// What is held now.
+    #[must_use]
+    pub fn status(&self) -> EngineStatus {
+        let peers: Vec<_> = self.core.peers.lock().values().cloned().map(Peer).collect();
+        EngineStatus {
+            peers: peers.len(),
+            open_transfers: peers.iter().map(|peer| peer.status().open_transfers).sum(),
+            lanes_opened: peers.iter().map(|peer| peer.status().open_lanes).sum(),
+            lanes_accepted: self.core.initiators.lane_count(),
+        }
+    }
+
+    /// Ends everything: transfers fail with [`Error::Shutdown`], fenced where the peers answer
+    /// within `patience`; lanes, sockets and threads are given back. Blocks for at most `patience`
+    /// and about a second.
+    pub fn shutdown(&self, patience: Duration) {
+        let Some(thread) = self.thread.lock().take() else { return };
+        if self.pid != std::process::id() {
+            // A forked child has none of the threads, and its parent goes on using the sockets.
+            std::mem::forget(thread);
+            return;
+        }
+        let peers: Vec<_> = {
+            let mut peers = self.core.peers.lock();
+            self.core.shut();
+            peers.drain().map(|(_, peer)| peer).collect()
+        };
+        for peer in &peers {
+            peer.drain();
+        }
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline && !peers.iter().all(|peer| peer.is_drained()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for peer in &peers {
+            peer.close();
+        }
+        self.core.stop_reactors();
+        self.stop.send_replace(true);
+        if thread.join().is_err() {
+            tracing::error!("the control thread had panicked");
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shutdown(DRAIN);
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("incarnation", &self.incarnation())
+            .field("address", &self.address)
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What an engine holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineStatus {
+    /// Engines that were connected to.
+    pub peers: usize,
+    /// Transfers that have not ended.
+    pub open_transfers: usize,
+    /// Lanes to peers.
+    pub lanes_opened: usize,
+    /// Lanes that peers opened.
+    pub lanes_accepted: usize,
+}
+
+async fn sweep(core: Arc<Core>) {
+    // A ping may be late by its interval, and the answer to the last one is what counts.
+    let dead_after = core.settings.session.dead_after + core.settings.session.ping_interval;
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        core.initiators.sweep(dead_after);
+    }
+}

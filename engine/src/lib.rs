@@ -1,0 +1,70 @@
+//! Registry, planning, peers and transfers: kvferry's public API.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use kvferry_engine::{Engine, Layout, Registry};
+//!
+//! let registry = Registry::new();
+//! let engine = Engine::builder(registry.clone()).listen("[::]:0").start().await?;
+//! let cache = registry.allocate(1 << 30)?;
+//! let layer = cache.layout(Layout { offset: 0, block_bytes: 65536, stride: 65536, count: 1024 })?;
+//!
+//! let prefill = engine.connect("prefill-0:7001").await?;
+//! let remote = prefill.layout("layer.0")?;
+//! prefill.read(remote.blocks([9, 1, 2]), layer.blocks([3, 17, 4])).notify(b"req-42").await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Decisions are made by state machines without I/O, which take the time and an event and return
+//! what to do; thin drivers carry that out. The first kind is public, so that a simulator can run
+//! it.
+//!
+//! | module | what stands there | I/O |
+//! |---|---|---|
+//! | `registry` | regions, layouts, grants, and what peers are told of them | none |
+//! | [`plan`] | from pairs of spans to slices | none |
+//! | [`transfer`] | one transfer: slices, acknowledgements, cancel, deadline, fence, failover | none |
+//! | [`session`] | one peer: handshake, back-off, lanes, transfers, liveness | none |
+//! | [`serve`] | the owner's side; [`serve::inbound`] is its state machine | lanes |
+//! | `remote` | the copy of a peer's table, and handles into it | none |
+//! | `request`, `completion` | what a caller asks for, and the end it waits for | none |
+//! | `passage` | the fence: how permission to touch memory is withdrawn for certain | none |
+//! | `peer` | the driver of one session | lanes |
+//! | `control` | gRPC between engines, and how lanes come about | sockets |
+//! | `engine`, `builder`, `core`, `net`, `error` | the whole, its settings, addresses, errors | |
+#![forbid(unsafe_code)]
+
+mod builder;
+mod completion;
+mod control;
+mod core;
+mod engine;
+mod error;
+mod net;
+mod passage;
+mod peer;
+pub mod plan;
+mod registry;
+mod remote;
+mod request;
+pub mod serve;
+pub mod session;
+pub mod transfer;
+
+pub use builder::EngineBuilder;
+pub use completion::{Ended, Report, Transfer};
+pub use core::Notification;
+pub use engine::{Engine, EngineStatus};
+pub use error::{Error, Remote, TransferError};
+pub use net::{Endpoint, IntoEndpoint};
+pub use peer::{Peer, PeerStatus};
+pub use registry::{BlockList, Grant, Layout, LayoutView, Region, Registry, Released, Span};
+pub use remote::{RemoteBlocks, RemoteGrant, RemoteLayout, RemoteRegion, RemoteSpan};
+pub use request::{LocalSpans, RemoteSpans, Request};
+
+/// Memory to register: allocated, foreign, or a mapped file.
+pub use kvferry_transport::memory::{Location, Memory, MemoryError};
+
+/// Identities and access, as they are on the wire.
+pub use kvferry_proto::{Access, GrantId, Incarnation, RegionId, TransferId};

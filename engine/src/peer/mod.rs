@@ -1,0 +1,485 @@
+//! A remote engine as seen from here: the handle, and the driver that carries out what the
+//! [session](crate::session) decides.
+
+mod frames;
+mod replies;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use kvferry_proto::frame::{Control, Reply, Request as WireRequest};
+use kvferry_proto::{Incarnation, LaneId, TransferId};
+use kvferry_transport::tcp::{Lane, Outgoing};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::AbortHandle;
+
+use crate::control::client::{self, Offer};
+use crate::core::Core;
+use crate::error::Error;
+use crate::net::Endpoint;
+use crate::plan::PlanLimits;
+use crate::registry::Registry;
+use crate::remote::{RemoteLayout, RemoteRegion, RemoteTable};
+use crate::request::{LocalSpans, RemoteSpans, Request};
+use crate::session::{Action, Session};
+use crate::transfer::cargo::{Cargo, Driver};
+use crate::transfer::{Op, Spec};
+
+use frames::SliceFrame;
+pub(crate) use replies::ReplyHandler;
+
+/// What carries everything today.
+pub(crate) const TRANSPORT: &str = "tcp";
+
+type Actions = VecDeque<Action<Arc<Cargo>>>;
+
+/// A remote engine. Clones are handles to the same peer.
+///
+/// The handle outlives the peer's process: after a restart the next [`Peer::ready`] or
+/// [`crate::Engine::connect`] finds the new incarnation, and layouts have to be looked up again.
+#[derive(Clone)]
+pub struct Peer(pub(crate) Arc<PeerInner>);
+
+impl Peer {
+    /// The address that it was connected by.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.0.endpoint
+    }
+
+    /// Its incarnation, while it is reachable.
+    #[must_use]
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.0.session.lock().incarnation()
+    }
+
+    /// Connects if it is not connected, and returns when everything that the peer shared by then
+    /// is known here.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] and others that say which step failed.
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.0.ready().await
+    }
+
+    /// A layout that the peer published.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLayout`], or [`Error::Unreachable`] when the peer is not connected any more.
+    pub fn layout(&self, name: &str) -> Result<RemoteLayout, Error> {
+        let table = self.0.table.read();
+        self.0.check_connected(&table)?;
+        table
+            .layout(name)
+            .ok_or_else(|| Error::NoSuchLayout { name: name.into(), peer: self.endpoint().clone() })
+    }
+
+    /// The names of all layouts that the peer published, sorted.
+    #[must_use]
+    pub fn layout_names(&self) -> Vec<String> {
+        self.0.table.read().layout_names()
+    }
+
+    /// All regions that the peer shares, by address.
+    #[must_use]
+    pub fn regions(&self) -> Vec<RemoteRegion> {
+        self.0.table.read().regions()
+    }
+
+    /// The region that covers an address range of the peer's process.
+    ///
+    /// # Errors
+    /// [`Error::NotShared`], or [`Error::Unreachable`] when the peer is not connected any more.
+    pub fn find(&self, address: u64, length: u64) -> Result<RemoteRegion, Error> {
+        let table = self.0.table.read();
+        self.0.check_connected(&table)?;
+        table
+            .find(address, length)
+            .and_then(|region| table.remote_region(region))
+            .ok_or_else(|| Error::NotShared { address, length, peer: self.endpoint().clone() })
+    }
+
+    /// Pushes: writes local spans to remote ones, pair by pair.
+    pub fn write(&self, local: impl Into<LocalSpans>, remote: impl Into<RemoteSpans>) -> Request {
+        Request::new(self.0.clone(), Op::Write, local.into(), remote.into())
+    }
+
+    /// Pulls: reads remote spans into local ones, pair by pair.
+    pub fn read(&self, remote: impl Into<RemoteSpans>, local: impl Into<LocalSpans>) -> Request {
+        Request::new(self.0.clone(), Op::Read, local.into(), remote.into())
+    }
+
+    /// Sends a notification that belongs to no data.
+    pub fn notify(&self, notification: impl AsRef<[u8]>) -> Request {
+        self.write(LocalSpans::default(), RemoteSpans::default()).notify(notification)
+    }
+
+    /// What is under way with it.
+    #[must_use]
+    pub fn status(&self) -> PeerStatus {
+        let session = self.0.session.lock();
+        PeerStatus {
+            incarnation: session.incarnation(),
+            open_transfers: session.open_transfers(),
+            open_lanes: session.open_lanes(),
+            stale_answers: session.stale_answers(),
+        }
+    }
+}
+
+/// What is under way with a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Who it is, while it is reachable.
+    pub incarnation: Option<Incarnation>,
+    /// Transfers that have not ended.
+    pub open_transfers: usize,
+    /// Lanes to it.
+    pub open_lanes: usize,
+    /// Answers that matched nothing under way: late, repeated, or made up.
+    pub stale_answers: u64,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("endpoint", &self.0.endpoint)
+            .field("status", &self.status())
+            .finish()
+    }
+}
+
+pub(crate) struct PeerInner {
+    endpoint: Endpoint,
+    core: Arc<Core>,
+    session: Mutex<Session<Arc<Cargo>>>,
+    lanes: Mutex<HashMap<LaneId, Lane>>,
+    table: RwLock<RemoteTable>,
+    /// Where lanes are accepted, since the last handshake.
+    offer: Mutex<Option<Offer>>,
+    /// The task that holds the control connection.
+    control: Mutex<Option<AbortHandle>>,
+    waiting: Mutex<Vec<oneshot::Sender<Result<(), Error>>>>,
+    /// When the timer task wakes next, and how to wake it earlier.
+    armed: Mutex<Option<Instant>>,
+    rearm: Notify,
+    table_changed: Notify,
+}
+
+impl PeerInner {
+    pub(crate) fn start(core: &Arc<Core>, endpoint: Endpoint) -> Arc<Self> {
+        let session = Session::new(endpoint.clone(), core.settings.session, Instant::now());
+        let peer = Arc::new(Self {
+            endpoint,
+            core: core.clone(),
+            session: Mutex::new(session),
+            lanes: Mutex::default(),
+            table: RwLock::default(),
+            offer: Mutex::default(),
+            control: Mutex::default(),
+            waiting: Mutex::default(),
+            armed: Mutex::default(),
+            rearm: Notify::new(),
+            table_changed: Notify::new(),
+        });
+        core.runtime.spawn(keep_time(peer.clone()));
+        peer
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    pub(crate) fn table(&self) -> &RwLock<RemoteTable> {
+        &self.table
+    }
+
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.core.registry
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// How transfers to this peer are cut.
+    pub(crate) fn plan_limits(&self) -> PlanLimits {
+        let mut limits = self.core.settings.plan;
+        if let Some(offer) = self.offer.lock().as_ref() {
+            limits.slice_bytes = limits.slice_bytes.min(offer.max_slice_bytes);
+        }
+        limits
+    }
+
+    /// The copy of the peer's table has changed.
+    pub(crate) fn table_changed(&self) {
+        self.table_changed.notify_waiters();
+    }
+
+    /// Ready when the copy has changed after this call.
+    pub(crate) fn table_changes(&self) -> impl Future<Output = ()> + '_ {
+        let mut changes = Box::pin(self.table_changed.notified());
+        changes.as_mut().enable();
+        changes
+    }
+
+    fn check_connected(&self, table: &RemoteTable) -> Result<(), Error> {
+        match table.incarnation() {
+            Some(_) => Ok(()),
+            None => Err(Error::unreachable(&self.endpoint, "not connected (any more): connect")),
+        }
+    }
+
+    pub(crate) async fn ready(self: &Arc<Self>) -> Result<(), Error> {
+        if self.core.is_shut() {
+            return Err(Error::Shutdown);
+        }
+        let connected = self.session.lock().incarnation().is_some();
+        if connected {
+            return client::catch_up(self).await;
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.waiting.lock().push(sender);
+        self.event(|session, now| session.connect(now));
+        receiver.await.unwrap_or(Err(Error::Shutdown))
+    }
+
+    /// Submits a transfer whose regions are held.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        incarnation: Incarnation,
+        spec: Spec,
+        cargo: &Arc<Cargo>,
+    ) -> Result<(), Error> {
+        self.event(|session, now| {
+            let id = session.submit(now, incarnation, spec, cargo.clone())?;
+            // Before the lock is given back: nobody sees the transfer without its number.
+            cargo.numbered(id);
+            Ok(())
+        })
+    }
+
+    /// Tells the session of an event and carries out what it decides.
+    pub(crate) fn event<R>(
+        self: &Arc<Self>,
+        event: impl FnOnce(&mut Session<Arc<Cargo>>, Instant) -> R,
+    ) -> R {
+        let (result, mut actions, next) = {
+            let mut session = self.session.lock();
+            let result = event(&mut session, Instant::now());
+            (result, session.take_actions(), session.next_timeout())
+        };
+        while !actions.is_empty() {
+            self.carry_out(actions);
+            actions = self.session.lock().take_actions();
+        }
+        self.arm(next);
+        result
+    }
+
+    fn arm(&self, next: Option<Instant>) {
+        let Some(next) = next else { return };
+        let mut armed = self.armed.lock();
+        if armed.is_none_or(|armed| next < armed) {
+            *armed = Some(next);
+            self.rearm.notify_one();
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, actions: Actions) {
+        let mut frames: Vec<Box<dyn Outgoing>> = Vec::new();
+        let mut frames_lane = None;
+        for action in actions {
+            let lane_of_post = match &action {
+                Action::Post { lane, .. } => Some(*lane),
+                _ => None,
+            };
+            if frames_lane != lane_of_post {
+                self.post(frames_lane, std::mem::take(&mut frames));
+                frames_lane = lane_of_post;
+            }
+            match action {
+                Action::Post { slice, answer_now, floor, token, .. } => {
+                    frames.push(Box::new(SliceFrame::new(token, slice, answer_now, floor)));
+                }
+                Action::Send { lane, control } => self.send(lane, control),
+                Action::Notify { lane, transfer, floor, token } => {
+                    let mut frame = Vec::new();
+                    let notification = token.terms().notification.as_deref().unwrap_or_default();
+                    WireRequest::encode_notify(&mut frame, transfer, floor, notification);
+                    if let Some(lane) = self.lane(lane) {
+                        lane.send(&frame);
+                    }
+                }
+                Action::End { outcome, repeated, token, .. } => {
+                    token.end(outcome, repeated, TRANSPORT);
+                }
+                Action::Handshake => {
+                    let task = self.core.runtime.spawn(client::hold(Arc::downgrade(self)));
+                    self.replace_control(Some(task.abort_handle()));
+                }
+                Action::Forget => {
+                    self.table.write().reset(None);
+                    self.replace_control(None);
+                    self.answer_waiting(&Err(Error::unreachable(&self.endpoint, "it is gone")));
+                }
+                Action::OpenLane(lane) => {
+                    let peer = Arc::downgrade(self);
+                    self.core.runtime.spawn(client::open_lane(peer, lane));
+                }
+                Action::CloseLane { lane, reset } => {
+                    if let Some(lane) = self.lane(lane) {
+                        if reset { lane.reset() } else { lane.close() }
+                    }
+                }
+            }
+        }
+        self.post(frames_lane, frames);
+    }
+
+    fn lane(&self, lane: LaneId) -> Option<Lane> {
+        self.lanes.lock().get(&lane).cloned()
+    }
+
+    /// A lane that is gone takes nothing: its slices are queued again when that is reported.
+    fn post(&self, lane: Option<LaneId>, frames: Vec<Box<dyn Outgoing>>) {
+        if let Some(lane) = lane.and_then(|lane| self.lane(lane)) {
+            lane.send_all(frames);
+        }
+    }
+
+    fn send(&self, lane: LaneId, control: Control) {
+        let mut frame = Vec::new();
+        control.encode(&mut frame);
+        if let Some(lane) = self.lane(lane) {
+            lane.send(&frame);
+        }
+    }
+
+    fn replace_control(&self, task: Option<AbortHandle>) {
+        if let Some(former) = std::mem::replace(&mut *self.control.lock(), task) {
+            former.abort();
+        }
+    }
+
+    fn answer_waiting(&self, answer: &Result<(), Error>) {
+        for waiting in std::mem::take(&mut *self.waiting.lock()) {
+            // Whoever waited may be gone.
+            let _ = waiting.send(answer.clone());
+        }
+    }
+
+    /// The handshake is through and the peer's table is whole, or it failed.
+    pub(crate) fn shaken(self: &Arc<Self>, answer: Result<(Incarnation, Offer), Error>) {
+        let told = answer.as_ref().map(|_| ()).map_err(Clone::clone);
+        let incarnation = answer.map(|(incarnation, offer)| {
+            *self.offer.lock() = Some(offer);
+            incarnation
+        });
+        match &incarnation {
+            Ok(incarnation) => tracing::info!(peer = %self.endpoint, %incarnation, "connected"),
+            Err(error) => tracing::warn!(peer = %self.endpoint, %error, "not connected"),
+        }
+        // First those who wait: a failure makes the session forget, which answers them too, with
+        // less to say.
+        if told.is_err() {
+            self.answer_waiting(&told);
+        }
+        self.event(|session, now| session.on_handshake(now, incarnation));
+        self.answer_waiting(&told);
+    }
+
+    pub(crate) fn offer(&self) -> Option<Offer> {
+        self.offer.lock().clone()
+    }
+
+    /// Adds a lane under the lock that its closing takes, so that it is removed after it was added.
+    pub(crate) fn add_lane(
+        &self,
+        id: LaneId,
+        open: impl FnOnce() -> std::io::Result<Lane>,
+    ) -> std::io::Result<()> {
+        let mut lanes = self.lanes.lock();
+        let lane = open()?;
+        lanes.insert(id, lane);
+        Ok(())
+    }
+
+    fn lane_closed(self: &Arc<Self>, lane: LaneId) {
+        self.lanes.lock().remove(&lane);
+        self.event(|session, now| session.on_lane_down(now, lane, None));
+    }
+
+    fn reply(self: &Arc<Self>, lane: LaneId, reply: Reply) {
+        self.event(|session, now| session.on_reply(now, lane, reply));
+    }
+
+    fn cargo(&self, transfer: TransferId) -> Option<Arc<Cargo>> {
+        self.session.lock().token(transfer).cloned()
+    }
+
+    /// Lets every transfer fail, fenced where there is time.
+    pub(crate) fn drain(self: &Arc<Self>) {
+        self.event(|session, now| session.fail_all(now, &Error::Shutdown));
+    }
+
+    pub(crate) fn is_drained(&self) -> bool {
+        self.session.lock().open_transfers() == 0
+    }
+
+    /// Ends everything now.
+    pub(crate) fn close(self: &Arc<Self>) {
+        self.event(|session, _| session.close(&Error::Shutdown));
+        self.replace_control(None);
+        self.answer_waiting(&Err(Error::Shutdown));
+    }
+}
+
+impl Driver for PeerDriver {
+    fn cancel(&self, transfer: TransferId) {
+        if let Some(peer) = self.0.upgrade() {
+            peer.event(|session, now| session.fail(now, transfer, Error::Cancelled));
+        }
+    }
+
+    fn cut(&self, transfer: TransferId) {
+        if let Some(peer) = self.0.upgrade() {
+            peer.event(|session, now| session.give_up(now, transfer, Error::RegionWithdrawn));
+        }
+    }
+
+    fn fault(&self, transfer: TransferId) {
+        if let Some(peer) = self.0.upgrade() {
+            peer.event(|session, now| session.fail(now, transfer, Error::MemoryFault));
+        }
+    }
+}
+
+/// A way back to the peer for whoever only knows a transfer.
+pub(crate) struct PeerDriver(pub(crate) Weak<PeerInner>);
+
+impl fmt::Debug for PeerInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerInner").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
+/// Calls the session when its time has come, until the engine's runtime ends.
+async fn keep_time(peer: Arc<PeerInner>) {
+    loop {
+        let armed = *peer.armed.lock();
+        let rearmed = peer.rearm.notified();
+        match armed {
+            None => rearmed.await,
+            Some(at) => {
+                if tokio::time::timeout_at(at.into(), rearmed).await.is_err() {
+                    *peer.armed.lock() = None;
+                    peer.event(|session, now| session.on_timeout(now));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What comes back on the lanes that this engine opened.
+
+use std::sync::{Arc, Weak};
+
+use kvferry_proto::frame::{Prefix, Reply};
+use kvferry_proto::{LaneId, TransferId};
+use kvferry_transport::memory::SpanList;
+use kvferry_transport::tcp::{
+    CloseReason, Incoming, Landed, Landing, Lane, LaneHandler, Store, Storer,
+};
+
+use super::PeerInner;
+use crate::error::Error;
+use crate::passage;
+use crate::transfer::Op;
+use crate::transfer::cargo::{Cargo, Permit};
+
+/// Handles one lane's replies. It does not keep the peer alive.
+pub(crate) struct ReplyHandler {
+    peer: Weak<PeerInner>,
+    lane: LaneId,
+}
+
+impl ReplyHandler {
+    pub(crate) fn new(peer: Weak<PeerInner>, lane: LaneId) -> Self {
+        Self { peer, lane }
+    }
+
+    fn data(
+        &self,
+        peer: &Arc<PeerInner>,
+        prefix: &Prefix,
+        transfer: TransferId,
+        slice: u32,
+        crc32c: u32,
+    ) -> Incoming {
+        let landing = DataLanding {
+            peer: self.peer.clone(),
+            lane: self.lane,
+            cargo: peer.cargo(transfer).filter(|cargo| cargo.terms().op == Op::Read),
+            transfer,
+            slice,
+            crc32c: prefix.checksum.then_some(crc32c),
+            spans: SpanList::new(),
+        };
+        match landing.with_spans(prefix.payload_bytes) {
+            Ok(landing) => Incoming::Payload(Box::new(landing)),
+            Err(what) => Incoming::Violation(what),
+        }
+    }
+}
+
+impl LaneHandler for ReplyHandler {
+    fn on_frame(&self, _lane: &Lane, prefix: &[u8; Prefix::BYTES], head: &[u8]) -> Incoming {
+        let Some(peer) = self.peer.upgrade() else {
+            return Incoming::Violation("nobody waits for replies any more".into());
+        };
+        let decoded = Prefix::decode(prefix)
+            .and_then(|prefix| Reply::decode(&prefix, head).map(|reply| (prefix, reply)));
+        match decoded {
+            Ok((prefix, Reply::Data { transfer, slice, crc32c })) => {
+                self.data(&peer, &prefix, transfer, slice, crc32c)
+            }
+            Ok((_, reply)) => {
+                peer.reply(self.lane, reply);
+                Incoming::Done
+            }
+            Err(error) => Incoming::Violation(error.to_string()),
+        }
+    }
+
+    fn on_closed(&self, _lane: &Lane, reason: &CloseReason) {
+        if let Some(peer) = self.peer.upgrade() {
+            tracing::debug!(peer = %peer.endpoint, lane = %self.lane, %reason, "lane closed");
+            peer.lane_closed(self.lane);
+        }
+    }
+}
+
+/// The payload of a read slice on its way into this process's memory.
+struct DataLanding {
+    peer: Weak<PeerInner>,
+    lane: LaneId,
+    /// `None` when nobody waits for it any more: it is read and dropped.
+    cargo: Option<Arc<Cargo>>,
+    transfer: TransferId,
+    slice: u32,
+    crc32c: Option<u32>,
+    spans: SpanList,
+}
+
+impl DataLanding {
+    fn with_spans(mut self, payload_bytes: u32) -> Result<Self, String> {
+        let Some(cargo) = &self.cargo else { return Ok(self) };
+        let slice = cargo.plan().slices().get(self.slice as usize);
+        let Some(slice) = slice.filter(|slice| slice.bytes == payload_bytes) else {
+            return Err(format!("{payload_bytes} bytes for slice {}", self.slice));
+        };
+        self.spans = cargo.local_spans(slice).map_err(|error| error.to_string())?;
+        Ok(self)
+    }
+
+    /// Whether the bytes in place are those that were sent.
+    fn check(&mut self, cargo: &Cargo) -> Result<(), Error> {
+        let Some(expected) = self.crc32c else { return Ok(()) };
+        let spans = &mut self.spans;
+        let found = passage::enter(|| match cargo.permit() {
+            Permit::Open => spans.crc32c(),
+            _ => Ok(expected),
+        });
+        match found {
+            Ok(found) if found == expected => Ok(()),
+            Ok(_) => Err(Error::ChecksumMismatch { slice: self.slice }),
+            Err(_) => Err(Error::MemoryFault),
+        }
+    }
+}
+
+impl Landing for DataLanding {
+    fn store(&mut self, storer: &mut Storer<'_>) -> Store {
+        let Some(cargo) = &self.cargo else { return Store::Refused };
+        let spans = &mut self.spans;
+        passage::enter(|| match cargo.permit() {
+            Permit::Open => Store::Stored(storer.store(spans)),
+            _ => Store::Refused,
+        })
+    }
+
+    fn finish(mut self: Box<Self>, _lane: &Lane, landed: Landed) {
+        let Some(cargo) = self.cargo.take() else { return };
+        let landed = match landed {
+            Landed::Whole => self.check(&cargo),
+            Landed::Refused => return,
+            Landed::Fault => Err(Error::MemoryFault),
+        };
+        if let Some(peer) = self.peer.upgrade() {
+            let (lane, transfer, slice) = (self.lane, self.transfer, self.slice);
+            peer.event(|session, now| session.on_landed(now, lane, transfer, slice, landed));
+        }
+    }
+}

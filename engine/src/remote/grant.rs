@@ -1,0 +1,87 @@
+//! A grant that a peer gave to this engine.
+
+use std::time::{Duration, Instant};
+
+use kvferry_proto::message::Ticket;
+use kvferry_proto::{Access, GrantId, Incarnation, RegionId};
+
+use super::RemoteSpan;
+use crate::error::Error;
+
+/// A grant of a peer, read from its ticket. It runs on this process's clock from then on.
+#[derive(Clone, Debug)]
+pub struct RemoteGrant {
+    pub(crate) owner: Incarnation,
+    pub(crate) id: GrantId,
+    access: Access,
+    expires: Option<Instant>,
+    /// Sorted by region and offset.
+    spans: Vec<RemoteSpan>,
+}
+
+impl RemoteGrant {
+    /// Reads the bytes that the owner's program sent.
+    ///
+    /// # Errors
+    /// [`Error::Ticket`] when they are no ticket.
+    pub fn from_ticket(ticket: &[u8]) -> Result<Self, Error> {
+        let ticket = Ticket::decode(ticket).map_err(Error::Ticket)?;
+        let mut spans: Vec<RemoteSpan> = ticket
+            .spans
+            .iter()
+            .map(|span| RemoteSpan {
+                incarnation: ticket.owner,
+                region: span.region,
+                offset: span.offset,
+                length: span.length,
+            })
+            .collect();
+        spans.sort_unstable_by_key(|span| (span.region, span.offset));
+        Ok(Self {
+            owner: ticket.owner,
+            id: ticket.grant,
+            access: ticket.access,
+            expires: Instant::now().checked_add(Duration::from_millis(ticket.remaining_ms)),
+            spans,
+        })
+    }
+
+    /// The engine that gave it.
+    #[must_use]
+    pub fn owner(&self) -> Incarnation {
+        self.owner
+    }
+
+    /// Its id at the owner.
+    #[must_use]
+    pub fn id(&self) -> GrantId {
+        self.id
+    }
+
+    /// What it permits.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// What is left of its time.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.expires
+            .map_or(Duration::MAX, |expires| expires.saturating_duration_since(Instant::now()))
+    }
+
+    /// The spans that it covers, sorted by region and offset.
+    #[must_use]
+    pub fn spans(&self) -> &[RemoteSpan] {
+        &self.spans
+    }
+
+    pub(crate) fn covers(&self, region: RegionId, offset: u64, length: u64) -> bool {
+        let behind =
+            self.spans.partition_point(|span| (span.region, span.offset) <= (region, offset));
+        behind.checked_sub(1).and_then(|at| self.spans.get(at)).is_some_and(|span| {
+            span.region == region && offset + length <= span.offset + span.length
+        })
+    }
+}

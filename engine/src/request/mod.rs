@@ -1,0 +1,135 @@
+//! What a caller asks for: two lists of spans, and how to treat them.
+
+mod resolve;
+mod sides;
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvferry_proto::frame::limits;
+
+use crate::completion::{Ended, Transfer};
+use crate::error::{Error, Remote, TransferError};
+use crate::peer::{PeerDriver, PeerInner};
+use crate::registry::Holder;
+use crate::transfer::cargo::{Cargo, Terms};
+use crate::transfer::{Op, Spec};
+use resolve::Resolved;
+
+pub(crate) use sides::{LocalPiece, RemotePiece};
+pub use sides::{LocalSpans, RemoteSpans};
+
+/// The default deadline: 10 s, and the time that the bytes take at 64 MiB/s.
+const DEADLINE_BASE: Duration = Duration::from_secs(10);
+const DEADLINE_BYTES_PER_MS: u64 = (64 << 20) / 1000;
+
+/// A deadline beyond the clock's range is as good as a year.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A transfer that is about to be submitted. Awaiting it submits it and waits for its end.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is transferred before it is awaited or submitted"]
+pub struct Request {
+    peer: Arc<PeerInner>,
+    op: Op,
+    local: LocalSpans,
+    remote: RemoteSpans,
+    notification: Option<Arc<[u8]>>,
+    deadline: Option<Duration>,
+    checksum: bool,
+}
+
+impl Request {
+    pub(crate) fn new(
+        peer: Arc<PeerInner>,
+        op: Op,
+        local: LocalSpans,
+        remote: RemoteSpans,
+    ) -> Self {
+        Self { peer, op, local, remote, notification: None, deadline: None, checksum: false }
+    }
+
+    /// Up to 64 KiB that the peer's engine delivers to its program after the data is in place.
+    pub fn notify(mut self, notification: impl AsRef<[u8]>) -> Self {
+        self.notification = Some(notification.as_ref().into());
+        self
+    }
+
+    /// The time after which the transfer ends, whatever anybody does. Without it: 10 s, and the
+    /// time that the bytes take at 64 MiB/s.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Has every slice carry a CRC-32C that its receiver checks. It costs a pass over the bytes at
+    /// each end.
+    pub fn checksum(mut self, checksum: bool) -> Self {
+        self.checksum = checksum;
+        self
+    }
+
+    /// Checks all of it against what the peer shares, and starts it. Sends from this thread when
+    /// the lane is free.
+    ///
+    /// # Errors
+    /// What is wrong with it; no byte was touched then.
+    pub fn submit(self) -> Result<Transfer, TransferError> {
+        let peer = self.peer.clone();
+        self.start().map_err(|cause| TransferError {
+            transfer: None,
+            peer: peer.endpoint().clone(),
+            cause,
+            remote: Remote::Untouched,
+        })
+    }
+
+    fn start(self) -> Result<Transfer, Error> {
+        let limit = limits::NOTIFICATION_BYTES as usize;
+        if let Some(found) = self.notification.as_ref().map(|n| n.len()).filter(|n| *n > limit) {
+            return Err(Error::NotificationTooLong { found, limit });
+        }
+        let begun = Instant::now();
+        let Resolved { incarnation, plan, regions, remotes } =
+            Resolved::new(&self.peer, self.op, &self.local, &self.remote)?;
+        let allowed = self.deadline.unwrap_or_else(|| {
+            DEADLINE_BASE + Duration::from_millis(plan.bytes() / DEADLINE_BYTES_PER_MS)
+        });
+        let deadline = begun.checked_add(allowed).unwrap_or(begun + YEAR);
+        let spec = Spec {
+            op: self.op,
+            slice_bytes: plan.slices().iter().map(|slice| slice.bytes).collect(),
+            notification: self.notification.clone(),
+            begun,
+            deadline,
+        };
+        let terms = Terms {
+            op: self.op,
+            peer: self.peer.endpoint().clone(),
+            checksum: self.checksum,
+            notification: self.notification,
+            begun,
+            deadline,
+        };
+        let locals = regions.iter().map(|region| region.memory.clone()).collect();
+        let driver = Box::new(PeerDriver(Arc::downgrade(&self.peer)));
+        let cargo = Arc::new(Cargo::new(terms, plan, locals, remotes, driver));
+        let holder: Arc<dyn Holder> = cargo.clone();
+        let holder = Arc::downgrade(&holder);
+        let uses = regions.iter().map(|region| region.begin_use(holder.clone()));
+        cargo.hold(uses.collect::<Result<_, _>>()?);
+        self.peer.submit(incarnation, spec, &cargo)?;
+        Ok(Transfer::new(cargo))
+    }
+}
+
+impl IntoFuture for Request {
+    type Output = Ended;
+    type IntoFuture = Pin<Box<dyn Future<Output = Ended> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.submit()?.await })
+    }
+}

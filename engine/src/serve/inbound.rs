@@ -1,0 +1,197 @@
+//! What a target remembers about one initiator, as a state machine without I/O: its lanes, what it
+//! cancelled, and which notifications it has delivered. All of it is bounded, and forgotten as the
+//! initiator's transfers end.
+
+use std::collections::{BTreeSet, HashMap};
+
+use kvferry_proto::frame::{Refusal, Status, limits};
+use kvferry_proto::{LaneId, TransferId};
+
+/// Why a frame breaks the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// The transfer's id is too far ahead of the oldest that has not ended.
+    #[error("transfer {transfer} is more than {limit} ahead of the oldest open one, {floor}")]
+    Spread {
+        /// The transfer.
+        transfer: TransferId,
+        /// The oldest that has not ended.
+        floor: TransferId,
+        /// How far apart they may be.
+        limit: u64,
+    },
+}
+
+/// What one initiator may still do, and what it has done. See the module's documentation.
+#[derive(Debug)]
+pub struct Inbound {
+    /// Transfers below have ended at the initiator: whatever comes of them is late.
+    floor: TransferId,
+    cancelled: BTreeSet<TransferId>,
+    delivered: BTreeSet<TransferId>,
+    /// Open lanes, and whether they are fenced.
+    lanes: HashMap<LaneId, bool>,
+    most_lanes: usize,
+}
+
+impl Inbound {
+    /// Knows nothing yet, and lets the initiator hold up to `most_lanes` lanes.
+    #[must_use]
+    pub fn new(most_lanes: usize) -> Self {
+        Self {
+            floor: TransferId(0),
+            cancelled: BTreeSet::new(),
+            delivered: BTreeSet::new(),
+            lanes: HashMap::new(),
+            most_lanes,
+        }
+    }
+
+    /// The initiator opens a lane.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn open_lane(&mut self, lane: LaneId) -> Result<(), Refusal> {
+        if self.lanes.contains_key(&lane) {
+            return Err(Refusal::LaneReused);
+        }
+        if self.lanes.len() >= self.most_lanes {
+            return Err(Refusal::TooManyLanes);
+        }
+        self.lanes.insert(lane, false);
+        Ok(())
+    }
+
+    /// A lane is closed and stores nothing any more.
+    pub fn close_lane(&mut self, lane: LaneId) {
+        self.lanes.remove(&lane);
+    }
+
+    /// How many lanes are open.
+    #[must_use]
+    pub fn lane_count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// A frame names a transfer and the oldest that has not ended.
+    ///
+    /// # Errors
+    /// [`Violation`] when these cannot be: the lane is to be closed.
+    pub fn observe(&mut self, transfer: TransferId, floor: TransferId) -> Result<(), Violation> {
+        if floor > self.floor {
+            self.floor = floor;
+            self.cancelled = self.cancelled.split_off(&floor);
+            self.delivered = self.delivered.split_off(&floor);
+        }
+        if transfer.0 >= self.floor.0.saturating_add(limits::TRANSFER_SPREAD) {
+            let (floor, limit) = (self.floor, limits::TRANSFER_SPREAD);
+            return Err(Violation::Spread { transfer, floor, limit });
+        }
+        Ok(())
+    }
+
+    /// Whether bytes of a transfer that come on a lane may be stored, or sent, now.
+    ///
+    /// # Errors
+    /// The refusal that the initiator is told.
+    pub fn check(&self, lane: LaneId, transfer: TransferId) -> Result<(), Status> {
+        let fenced = self.lanes.get(&lane).copied().unwrap_or(true);
+        if fenced || transfer < self.floor || self.cancelled.contains(&transfer) {
+            return Err(Status::Cancelled);
+        }
+        Ok(())
+    }
+
+    /// Nothing more of a transfer is stored.
+    pub fn cancel(&mut self, transfer: TransferId) {
+        if transfer >= self.floor
+            && transfer.0 < self.floor.0.saturating_add(limits::TRANSFER_SPREAD)
+        {
+            self.cancelled.insert(transfer);
+        }
+    }
+
+    /// Nothing more that a lane carries is stored. A lane that is not open stores nothing already.
+    pub fn fence_lane(&mut self, lane: LaneId) {
+        if let Some(fenced) = self.lanes.get_mut(&lane) {
+            *fenced = true;
+        }
+    }
+
+    /// Whether a transfer's notification has still to be delivered. A repeat has not, and neither
+    /// has one of a transfer that was cancelled or is over.
+    #[must_use]
+    pub fn is_undelivered(&self, transfer: TransferId) -> bool {
+        transfer >= self.floor
+            && !self.cancelled.contains(&transfer)
+            && !self.delivered.contains(&transfer)
+    }
+
+    /// A transfer's notification was delivered.
+    pub fn delivered(&mut self, transfer: TransferId) {
+        self.delivered.insert(transfer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LANE: LaneId = LaneId(1);
+
+    fn inbound() -> Inbound {
+        let mut inbound = Inbound::new(4);
+        inbound.open_lane(LANE).unwrap();
+        inbound
+    }
+
+    #[test]
+    fn what_is_cancelled_fenced_or_over_is_refused() {
+        let mut inbound = inbound();
+        let transfer = TransferId(7);
+        inbound.observe(transfer, TransferId(5)).unwrap();
+        assert_eq!(inbound.check(LANE, transfer), Ok(()));
+        assert_eq!(inbound.check(LANE, TransferId(4)), Err(Status::Cancelled));
+        inbound.cancel(transfer);
+        assert_eq!(inbound.check(LANE, transfer), Err(Status::Cancelled));
+        assert_eq!(inbound.check(LANE, TransferId(8)), Ok(()));
+        inbound.fence_lane(LANE);
+        assert_eq!(inbound.check(LANE, TransferId(8)), Err(Status::Cancelled));
+        assert_eq!(inbound.check(LaneId(9), TransferId(8)), Err(Status::Cancelled));
+    }
+
+    #[test]
+    fn a_notification_is_delivered_once() {
+        let mut inbound = inbound();
+        let transfer = TransferId(3);
+        assert!(inbound.is_undelivered(transfer));
+        inbound.delivered(transfer);
+        assert!(!inbound.is_undelivered(transfer));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut inbound = inbound();
+        for id in 0..3 * limits::TRANSFER_SPREAD {
+            inbound.cancel(TransferId(id));
+        }
+        assert_eq!(inbound.cancelled.len() as u64, limits::TRANSFER_SPREAD);
+        let ahead = TransferId(limits::TRANSFER_SPREAD);
+        assert!(inbound.observe(ahead, TransferId(0)).is_err());
+        inbound.observe(ahead, TransferId(1)).unwrap();
+        inbound.observe(TransferId(70_000), TransferId(70_000)).unwrap();
+        assert!(inbound.cancelled.is_empty());
+    }
+
+    #[test]
+    fn lanes_are_bounded_and_never_used_twice_at_once() {
+        let mut inbound = inbound();
+        assert_eq!(inbound.open_lane(LANE), Err(Refusal::LaneReused));
+        for lane in 2..5 {
+            inbound.open_lane(LaneId(lane)).unwrap();
+        }
+        assert_eq!(inbound.open_lane(LaneId(9)), Err(Refusal::TooManyLanes));
+        inbound.close_lane(LANE);
+        inbound.open_lane(LaneId(9)).unwrap();
+    }
+}

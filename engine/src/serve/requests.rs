@@ -1,0 +1,165 @@
+//! The handler of a lane that an initiator opened: what each request comes to.
+
+use std::sync::Arc;
+
+use kvferry_proto::frame::{Control, Prefix, Reply, Request, SliceRequest, Status};
+use kvferry_proto::{Access, LaneId, TransferId};
+use kvferry_transport::tcp::{CloseReason, Incoming, Lane, LaneHandler};
+
+use super::Initiator;
+use super::authority::Authority;
+use super::read::DataFrame;
+use super::write::WriteLanding;
+use crate::core::{Core, Notification};
+use crate::passage;
+
+pub(crate) struct RequestHandler {
+    core: Arc<Core>,
+    initiator: Arc<Initiator>,
+    lane: LaneId,
+}
+
+impl RequestHandler {
+    pub(crate) fn new(core: Arc<Core>, initiator: Arc<Initiator>, lane: LaneId) -> Self {
+        Self { core, initiator, lane }
+    }
+
+    fn handle(&self, lane: &Lane, prefix: &Prefix, head: &[u8]) -> Result<Incoming, String> {
+        let request = Request::decode(prefix, head).map_err(|error| error.to_string())?;
+        match request {
+            Request::Write(slice) => self.write(prefix, &slice),
+            Request::Read(slice) => self.read(lane, prefix, &slice),
+            Request::Notify { transfer, floor, notification } => {
+                self.observe(transfer, floor)?;
+                let status = deliver(&self.core, &self.initiator, transfer, notification.into());
+                reply(lane, Reply::Notified { transfer, status });
+                Ok(Incoming::Done)
+            }
+            Request::Control(control) => self.control(lane, control),
+        }
+    }
+
+    fn observe(&self, transfer: TransferId, floor: TransferId) -> Result<(), String> {
+        let mut inbound = self.initiator.inbound.lock();
+        inbound.observe(transfer, floor).map_err(|violation| violation.to_string())
+    }
+
+    fn establish(
+        &self,
+        request: &SliceRequest<'_>,
+        wanted: Access,
+    ) -> Result<(Authority, kvferry_transport::memory::SpanList), Status> {
+        Authority::establish(&self.core.registry, &self.initiator, self.lane, request, wanted)
+    }
+
+    fn write(&self, prefix: &Prefix, request: &SliceRequest<'_>) -> Result<Incoming, String> {
+        let head = request.head;
+        self.observe(head.transfer, head.floor)?;
+        Ok(Incoming::Payload(Box::new(WriteLanding {
+            core: self.core.clone(),
+            transfer: head.transfer,
+            slice: head.slice,
+            answer_now: prefix.answer_now,
+            crc32c: prefix.checksum.then_some(head.crc32c),
+            notification: request.notification.map(Into::into),
+            target: self.establish(request, Access::Write),
+        })))
+    }
+
+    fn read(
+        &self,
+        lane: &Lane,
+        prefix: &Prefix,
+        request: &SliceRequest<'_>,
+    ) -> Result<Incoming, String> {
+        let (transfer, slice) = (request.head.transfer, request.head.slice);
+        self.observe(transfer, request.head.floor)?;
+        match self.establish(request, Access::Read) {
+            Ok((authority, spans)) => lane.send_bulk(Box::new(DataFrame {
+                authority,
+                spans,
+                transfer,
+                slice,
+                payload_bytes: request.total.bytes,
+                checksum: prefix.checksum,
+                refused: None,
+            })),
+            Err(status) => reply(lane, Reply::Held { transfer, slice, status }),
+        }
+        Ok(Incoming::Done)
+    }
+
+    fn control(&self, lane: &Lane, control: Control) -> Result<Incoming, String> {
+        let inbound = &self.initiator.inbound;
+        match control {
+            Control::Cancel { transfer } => {
+                inbound.lock().cancel(transfer);
+                passage::quiesce();
+                reply(lane, Reply::Cancelled { transfer });
+            }
+            Control::FenceLane { lane: lost } => {
+                inbound.lock().fence_lane(lost);
+                passage::quiesce();
+                if let Some(lost) = self.initiator.lane(lost) {
+                    lost.reset();
+                }
+                reply(lane, Reply::LaneFenced { lane: lost });
+            }
+            Control::Ping { nonce, floor } => {
+                self.observe(floor, floor)?;
+                reply(lane, Reply::Pong { nonce });
+            }
+            // This engine sends copies, which are held when they are sent: it never asks.
+            Control::Landed { transfer, slice } => {
+                return Err(format!("slice {slice} of {transfer} was not held until it landed"));
+            }
+        }
+        Ok(Incoming::Done)
+    }
+}
+
+impl LaneHandler for RequestHandler {
+    fn on_frame(&self, lane: &Lane, prefix: &[u8; Prefix::BYTES], head: &[u8]) -> Incoming {
+        self.initiator.hear();
+        let handled = Prefix::decode(prefix)
+            .map_err(|error| error.to_string())
+            .and_then(|prefix| self.handle(lane, &prefix, head));
+        handled.unwrap_or_else(Incoming::Violation)
+    }
+
+    fn on_closed(&self, _lane: &Lane, reason: &CloseReason) {
+        let from = self.initiator.incarnation;
+        match reason {
+            CloseReason::Violation(what) => {
+                tracing::warn!(%from, lane = %self.lane, what, "a peer broke the protocol");
+            }
+            reason => tracing::debug!(%from, lane = %self.lane, %reason, "lane closed"),
+        }
+        self.initiator.remove_lane(self.lane);
+    }
+}
+
+fn reply(lane: &Lane, reply: Reply) {
+    let mut frame = Vec::new();
+    reply.encode_plain(&mut frame);
+    lane.send(&frame);
+}
+
+/// Delivers a transfer's notification to the program, once.
+pub(super) fn deliver(
+    core: &Core,
+    initiator: &Initiator,
+    transfer: TransferId,
+    bytes: Arc<[u8]>,
+) -> Status {
+    let mut inbound = initiator.inbound.lock();
+    if !inbound.is_undelivered(transfer) {
+        return Status::Done;
+    }
+    let from = initiator.incarnation;
+    if !core.inbox.push(Notification { from, transfer, bytes }) {
+        return Status::Backpressure;
+    }
+    inbound.delivered(transfer);
+    Status::Done
+}

@@ -1,0 +1,188 @@
+//! The lanes of a session: which are open, what is out on each, when a lost one is tried again.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use kvferry_proto::LaneId;
+
+use super::Settings;
+
+/// The slot of the express lane; the others are for bulk.
+const EXPRESS: usize = 0;
+
+#[derive(Debug, Default)]
+struct Slot {
+    lane: Option<LaneId>,
+    failures: u32,
+    retry_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    slot: usize,
+    up: bool,
+    /// It is being closed: nothing more is posted on it.
+    retired: bool,
+    out_bytes: u64,
+    /// Bytes posted since an answer was asked for.
+    unanswered_bytes: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct LaneSet {
+    slots: Vec<Slot>,
+    lanes: BTreeMap<LaneId, Lane>,
+    next: u32,
+}
+
+impl LaneSet {
+    pub(super) fn new(bulk: usize) -> Self {
+        let slots = std::iter::repeat_with(Slot::default).take(bulk + 1).collect();
+        Self { slots, lanes: BTreeMap::new(), next: 1 }
+    }
+
+    /// Lanes that are open.
+    pub(super) fn up(&self) -> impl Iterator<Item = LaneId> + '_ {
+        self.lanes.iter().filter(|(_, lane)| lane.usable()).map(|(id, _)| *id)
+    }
+
+    pub(super) fn all(&self) -> Vec<LaneId> {
+        self.lanes.keys().copied().collect()
+    }
+
+    /// Whether no lane is open, about to be, or being closed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// Numbers for lanes that are missing and may be tried now.
+    pub(super) fn open_missing(&mut self, now: Instant) -> Vec<LaneId> {
+        let mut opened = Vec::new();
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if slot.lane.is_none() && slot.retry_at.is_none_or(|at| at <= now) {
+                let id = LaneId(self.next);
+                self.next += 1;
+                slot.lane = Some(id);
+                self.lanes.insert(id, Lane::new(index));
+                opened.push(id);
+            }
+        }
+        opened
+    }
+
+    /// When a missing lane may be tried again.
+    pub(super) fn next_retry(&self) -> Option<Instant> {
+        let missing = self.slots.iter().filter(|slot| slot.lane.is_none());
+        missing.filter_map(|slot| slot.retry_at).min()
+    }
+
+    pub(super) fn forget_failures(&mut self) {
+        for slot in &mut self.slots {
+            (slot.failures, slot.retry_at) = (0, None);
+        }
+    }
+
+    /// Whether the lane was wanted and is open now.
+    pub(super) fn set_up(&mut self, id: LaneId) -> bool {
+        let Some(lane) = self.lanes.get_mut(&id).filter(|lane| !lane.retired) else { return false };
+        lane.up = true;
+        let slot = &mut self.slots[lane.slot];
+        (slot.failures, slot.retry_at) = (0, None);
+        true
+    }
+
+    /// Nothing more is posted on a lane; its slot is free.
+    pub(super) fn retire(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.retired = true;
+            let slot = &mut self.slots[lane.slot];
+            slot.lane = slot.lane.filter(|current| *current != id);
+        }
+    }
+
+    /// The lane is gone. Returns whether it had been retired; `None` where it is unknown.
+    pub(super) fn remove(&mut self, id: LaneId, now: Instant, settings: &Settings) -> Option<bool> {
+        let lane = self.lanes.remove(&id)?;
+        let slot = &mut self.slots[lane.slot];
+        if slot.lane == Some(id) {
+            slot.lane = None;
+            // A lane that was open is tried again at once, one that never was is not.
+            if !lane.up || slot.failures > 0 {
+                let wait = settings.backoff_first * 2_u32.saturating_pow(slot.failures.min(16));
+                slot.retry_at = Some(now + wait.min(settings.backoff_most));
+            }
+            slot.failures += 1;
+        }
+        Some(lane.retired)
+    }
+
+    /// Every lane, which is none of the session's any more.
+    pub(super) fn clear(&mut self) -> Vec<LaneId> {
+        let all = self.all();
+        for id in &all {
+            self.retire(*id);
+        }
+        self.lanes.clear();
+        all
+    }
+
+    /// The lane for what has no payload: the express lane, or another while that is missing.
+    pub(super) fn control(&self) -> Option<LaneId> {
+        let express = self.slots[EXPRESS].lane.filter(|id| self.is_usable(*id));
+        express.or_else(|| self.up().next())
+    }
+
+    /// The lane for small transfers, if its window is open.
+    pub(super) fn express(&self, window: u64) -> Option<LaneId> {
+        self.control().filter(|id| self.lanes[id].out_bytes < window)
+    }
+
+    /// The bulk lane with the fewest bytes out, if its window is open. The express lane stands in
+    /// when there is none and none is about to open.
+    pub(super) fn least_loaded(&self, window: u64) -> Option<LaneId> {
+        let bulk = &self.slots[EXPRESS + 1..];
+        if bulk.iter().all(|slot| slot.lane.is_none()) {
+            return self.express(window);
+        }
+        let usable = bulk.iter().filter_map(|slot| slot.lane).filter(|id| self.is_usable(*id));
+        let least = usable.min_by_key(|id| self.lanes[id].out_bytes)?;
+        (self.lanes[&least].out_bytes < window).then_some(least)
+    }
+
+    /// A slice is posted. Returns the bytes posted since an answer was asked for.
+    pub(super) fn load(&mut self, id: LaneId, bytes: u32) -> u64 {
+        let Some(lane) = self.lanes.get_mut(&id) else { return 0 };
+        lane.out_bytes += u64::from(bytes);
+        lane.unanswered_bytes += u64::from(bytes);
+        lane.unanswered_bytes
+    }
+
+    /// An answer was asked for.
+    pub(super) fn answer_due(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.unanswered_bytes = 0;
+        }
+    }
+
+    /// A slice is off the lane.
+    pub(super) fn unload(&mut self, id: LaneId, bytes: u32) {
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.out_bytes = lane.out_bytes.saturating_sub(bytes.into());
+        }
+    }
+
+    fn is_usable(&self, id: LaneId) -> bool {
+        self.lanes.get(&id).is_some_and(Lane::usable)
+    }
+}
+
+impl Lane {
+    fn new(slot: usize) -> Self {
+        Self { slot, up: false, retired: false, out_bytes: 0, unanswered_bytes: 0 }
+    }
+
+    fn usable(&self) -> bool {
+        self.up && !self.retired
+    }
+}

@@ -1,0 +1,240 @@
+//! What a transfer carries, shared by everybody who works on it: the plan, the memory, the permit
+//! to touch it, and the end.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use kvferry_proto::frame::{Kind, Prefix, SliceHead};
+use kvferry_proto::{GrantId, RegionId, TransferId};
+use kvferry_transport::memory::{Memory, MemoryError, SpanList};
+use parking_lot::Mutex;
+
+use super::{Op, Outcome};
+use crate::completion::{Completion, Report};
+use crate::error::{Remote, TransferError};
+use crate::net::Endpoint;
+use crate::passage;
+use crate::plan::{Plan, Slice};
+use crate::registry::{Holder, RegionUse};
+
+/// Who can end a transfer: the peer's driver.
+pub(crate) trait Driver: Send + Sync {
+    /// As [`crate::Transfer::cancel`].
+    fn cancel(&self, transfer: TransferId);
+    /// A region of this process goes: the transfer ends now.
+    fn cut(&self, transfer: TransferId);
+    /// Memory of this process cannot be read: the transfer fails.
+    fn fault(&self, transfer: TransferId);
+}
+
+/// What a transfer needs beside its plan.
+pub(crate) struct Terms {
+    pub(crate) op: Op,
+    pub(crate) peer: Endpoint,
+    pub(crate) checksum: bool,
+    pub(crate) notification: Option<Arc<[u8]>>,
+    pub(crate) begun: Instant,
+    pub(crate) deadline: Instant,
+}
+
+/// Memory may be touched.
+const OPEN: u8 = 0;
+/// It may not, and the target drops what it still gets.
+const FENCED: u8 = 1;
+/// It may not, and the target may still store what it gets.
+const UNFENCED: u8 = 2;
+
+/// Whether a transfer's memory may be touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permit {
+    Open,
+    Fenced,
+    Unfenced,
+}
+
+pub(crate) struct Cargo {
+    terms: Terms,
+    plan: Plan,
+    locals: Vec<Memory>,
+    remotes: Vec<(GrantId, RegionId)>,
+    driver: Box<dyn Driver>,
+    id: OnceLock<TransferId>,
+    permit: AtomicU8,
+    completion: Completion,
+    uses: Mutex<Vec<RegionUse>>,
+}
+
+impl Cargo {
+    pub(crate) fn new(
+        terms: Terms,
+        plan: Plan,
+        locals: Vec<Memory>,
+        remotes: Vec<(GrantId, RegionId)>,
+        driver: Box<dyn Driver>,
+    ) -> Self {
+        Self {
+            terms,
+            plan,
+            locals,
+            remotes,
+            driver,
+            id: OnceLock::new(),
+            permit: AtomicU8::new(OPEN),
+            completion: Completion::default(),
+            uses: Mutex::default(),
+        }
+    }
+
+    /// Keeps the local regions until the end.
+    pub(crate) fn hold(&self, uses: Vec<RegionUse>) {
+        *self.uses.lock() = uses;
+    }
+
+    /// Its number; 0 until it has one.
+    pub(crate) fn id(&self) -> TransferId {
+        self.id.get().copied().unwrap_or(TransferId(0))
+    }
+
+    pub(crate) fn numbered(&self, id: TransferId) {
+        // It is numbered once, by whoever submits it.
+        let _ = self.id.set(id);
+    }
+
+    pub(crate) fn completion(&self) -> &Completion {
+        &self.completion
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub(crate) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.driver.cancel(self.id());
+    }
+
+    /// Memory of this process cannot be read.
+    pub(crate) fn fault(&self) {
+        self.driver.fault(self.id());
+    }
+
+    /// Whether memory may be touched: to be looked at inside a passage.
+    pub(crate) fn permit(&self) -> Permit {
+        match self.permit.load(Ordering::Acquire) {
+            OPEN => Permit::Open,
+            FENCED => Permit::Fenced,
+            _ => Permit::Unfenced,
+        }
+    }
+
+    /// Returns when nothing touches the memory any more.
+    fn forbid(&self, how: u8) {
+        let _ = self.permit.compare_exchange(OPEN, how, Ordering::AcqRel, Ordering::Acquire);
+        passage::quiesce();
+    }
+
+    /// The local spans of a slice, in payload order.
+    pub(crate) fn local_spans(&self, slice: &Slice) -> Result<SpanList, MemoryError> {
+        let mut spans = SpanList::new();
+        spans.reserve(slice.spans as usize);
+        for run in self.plan.runs(slice) {
+            // A run's index was made with the list.
+            spans.attach(&self.locals[usize::from(run.local)]);
+            for offset in run.local_offsets() {
+                spans.push(offset, run.bytes)?;
+            }
+        }
+        Ok(spans)
+    }
+
+    /// Appends the request for a slice to `out`: prefix, head and the remote spans.
+    pub(crate) fn encode_slice(
+        &self,
+        out: &mut Vec<u8>,
+        index: u32,
+        slice: &Slice,
+        answer_now: bool,
+        floor: TransferId,
+        crc32c: Option<u32>,
+    ) {
+        let remaining = self.terms.deadline.saturating_duration_since(Instant::now());
+        let head = SliceHead {
+            transfer: self.id(),
+            floor,
+            slice: index,
+            remaining_us: u64::try_from(remaining.as_micros()).unwrap_or(u64::MAX),
+            crc32c: crc32c.unwrap_or(0),
+        };
+        let (kind, payload_bytes) = match self.terms.op {
+            Op::Write => (Kind::Write, slice.bytes),
+            Op::Read => (Kind::Read, 0),
+        };
+        let checksum = self.terms.checksum;
+        let prefix = Prefix { answer_now, checksum, payload_bytes, ..Prefix::new(kind) };
+        let rides = self.terms.op == Op::Write && self.plan.slices().len() == 1;
+        let notification = self.terms.notification.as_deref().filter(|_| rides);
+        head.encode(out, prefix, notification, |writer| {
+            let runs = self.plan.runs(slice);
+            writer.reserve(runs.len());
+            for run in runs {
+                let (grant, region) = self.remotes[usize::from(run.remote)];
+                writer.push(grant, region, run.descriptor());
+            }
+        });
+    }
+
+    /// It is over: fences its memory here, then tells its caller.
+    pub(crate) fn end(&self, outcome: Outcome, repeated: u32, transport: &'static str) {
+        let ended = match outcome {
+            // Everything was acknowledged or has landed, so no call is under way.
+            Outcome::Done => {
+                self.permit.store(FENCED, Ordering::Release);
+                Ok(Report {
+                    transfer: self.id(),
+                    bytes: self.plan.bytes(),
+                    pairs: self.plan.pairs(),
+                    descriptors: self.plan.descriptors() as u64,
+                    slices: self.plan.slices().len() as u64,
+                    repeated_slices: repeated,
+                    transport,
+                    elapsed: self.terms.begun.elapsed(),
+                })
+            }
+            Outcome::Failed(cause, remote) => {
+                self.forbid(if remote == Remote::Unknown { UNFENCED } else { FENCED });
+                let peer = self.terms.peer.clone();
+                Err(TransferError { transfer: Some(self.id()), peer, cause, remote })
+            }
+        };
+        self.uses.lock().clear();
+        self.completion.end(ended);
+    }
+}
+
+impl Holder for Cargo {
+    fn transfer(&self) -> TransferId {
+        self.id()
+    }
+
+    fn cut(&self) {
+        self.driver.cut(self.id());
+        // Whoever carries the end out may not have come to it yet.
+        self.forbid(UNFENCED);
+    }
+}
+
+impl fmt::Debug for Cargo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cargo")
+            .field("id", &self.id())
+            .field("op", &self.terms.op)
+            .field("peer", &self.terms.peer)
+            .field("bytes", &self.plan.bytes())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,37 @@
+//! Registered memory, and the lanes that carry it between processes.
+//!
+//! This crate knows bytes and sockets and nothing of peers, grants or transfers: what a frame means
+//! and whether it may touch memory is decided by whoever implements [`tcp::LaneHandler`],
+//! [`tcp::Landing`] and [`tcp::Outgoing`].
+//!
+//! ```text
+//!  region memory                     one lane                       region memory
+//!  +---+---+---+   gather: sendmsg   ==========   scatter: recvmsg   +---+---+---+
+//!  | 7 | 2 | 9 | ------------------> TCP stream ------------------>  | 1 | 5 | 3 |
+//!  +---+---+---+   no copy of ours   ==========   no copy of ours    +---+---+---+
+//! ```
+//!
+//! | module | what stands there |
+//! |---|---|
+//! | [`memory`] | memory that others may touch: allocated, foreign, or a mapped file; lists of spans of it |
+//! | [`tcp`] | lanes over TCP connections, and the threads that drive them |
+//!
+//! Memory that a peer may write is never a `&[u8]` here: it is a [`memory::Memory`], copied from
+//! and into by system calls and raw pointers. All `unsafe` of the project stands in these two
+//! modules.
+//!
+//! ```
+//! use kvferry_transport::memory::{Memory, SpanList};
+//!
+//! let memory = Memory::allocate(1 << 20)?;
+//! memory.copy_in(4096, b"a block")?;
+//! let mut spans = SpanList::new();
+//! spans.attach(&memory);
+//! spans.push(4096, 7)?;
+//! assert!(spans.push(1 << 20, 1).is_err(), "outside the memory");
+//! assert_eq!(spans.bytes(), 7);
+//! # Ok::<(), kvferry_transport::memory::MemoryError>(())
+//! ```
+
+pub mod memory;
+pub mod tcp;

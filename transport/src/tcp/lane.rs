@@ -1,0 +1,340 @@
+//! A lane, and what its user decides about the frames on it.
+
+use std::fmt;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+
+use mio::net::TcpStream;
+use parking_lot::Mutex;
+
+use super::ParsePrefix;
+use super::reactor::Handle;
+use super::receive::Receiver;
+use super::send::{Queue, Sender};
+use super::socket;
+use crate::memory::{IoVecs, MemoryError, SpanList};
+
+/// Settings of a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneConfig {
+    /// Reads a frame's prefix.
+    pub parse: ParsePrefix,
+    /// While this many frames wait to be sent, none is read: a peer that asks without listening
+    /// fills its own socket and not our memory.
+    pub backlog_frames: usize,
+}
+
+/// Decides what happens to the frames that arrive on a lane. Called on a reactor thread, so it
+/// must not block; it may send on any lane.
+pub trait LaneHandler: Send + Sync {
+    /// A frame's prefix and head have arrived.
+    fn on_frame(&self, lane: &Lane, prefix: &[u8; 16], head: &[u8]) -> Incoming;
+
+    /// The lane is closed and touches nothing any more. Called once.
+    fn on_closed(&self, lane: &Lane, reason: &CloseReason);
+}
+
+/// What to do about a frame.
+pub enum Incoming {
+    /// It is dealt with; it has no payload.
+    Done,
+    /// Its payload goes here.
+    Payload(Box<dyn Landing>),
+    /// It breaks the protocol: close the lane.
+    Violation(String),
+}
+
+/// The place of one payload.
+pub trait Landing: Send {
+    /// Stores a part of the payload by one call of `storer`, made while permission to touch the
+    /// memory is held, so that whoever withdraws the permission knows that nothing is stored after
+    /// it. [`Store::Refused`] when there is none: the rest of the payload is read and dropped.
+    fn store(&mut self, storer: &mut Storer<'_>) -> Store;
+
+    /// The payload has been taken off the lane, and either stored or not.
+    fn finish(self: Box<Self>, lane: &Lane, landed: Landed);
+}
+
+/// The result of [`Landing::store`].
+#[derive(Debug)]
+pub enum Store {
+    /// Permission was there, and this came of it.
+    Stored(io::Result<usize>),
+    /// There is no permission any more.
+    Refused,
+}
+
+/// How a payload ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Landed {
+    /// Every byte is in place.
+    Whole,
+    /// Permission was withdrawn.
+    Refused,
+    /// The memory could not be touched.
+    Fault,
+}
+
+/// Stores bytes of a payload: those already in the receive buffer, or those in the socket.
+#[derive(Debug)]
+pub struct Storer<'a> {
+    pub(super) socket: RawFd,
+    pub(super) source: Source<'a>,
+}
+
+#[derive(Debug)]
+pub(super) enum Source<'a> {
+    Buffered(&'a [u8]),
+    Socket { tail: &'a mut [u8], scratch: &'a mut IoVecs },
+}
+
+impl Storer<'_> {
+    /// Whether the connection is known to be broken, reset, or closed by the other end.
+    #[must_use]
+    pub fn is_unhealthy(&self) -> bool {
+        socket::is_unhealthy(self.socket)
+    }
+
+    /// Stores what is there into `spans`.
+    ///
+    /// # Errors
+    /// What the kernel says, `WouldBlock` included.
+    pub fn store(&mut self, spans: &mut SpanList) -> io::Result<usize> {
+        match &mut self.source {
+            Source::Buffered(bytes) => spans.copy_in(bytes).map_err(fault),
+            Source::Socket { tail, scratch } => spans.scatter(self.socket, tail, scratch),
+        }
+    }
+}
+
+/// A [`MemoryError`] as an I/O error that [`socket::is_memory_fault`] recognises.
+fn fault(error: MemoryError) -> io::Error {
+    io::Error::other(error)
+}
+
+/// A frame with a payload on its way out.
+pub trait Outgoing: Send {
+    /// Appends prefix and head to `out` and makes ready to send the payload. Called once, when the
+    /// frame's turn has come.
+    fn start(&mut self, out: &mut Vec<u8>) -> Start;
+
+    /// Sends a part of the payload by one call of `loader`, made while permission to read the
+    /// memory is held.
+    fn load(&mut self, loader: &mut Loader<'_>) -> Load;
+
+    /// All of the frame has been handed to the connection; or, where `whole` is false, permission
+    /// was withdrawn and the frame was taken back or filled with zeros. Frames without payload
+    /// that are appended to `out` go next. Not called when the lane closes first.
+    fn sent(self: Box<Self>, whole: bool, out: &mut Vec<u8>);
+}
+
+/// Whether a frame goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Prefix and head are in `out`; this many payload bytes follow by [`Outgoing::load`].
+    Payload(usize),
+    /// Prefix and head are in `out`, and that is all of it.
+    Bare,
+    /// Nobody wants it any more; nothing was appended.
+    Skip,
+}
+
+/// The result of [`Outgoing::load`].
+#[derive(Debug)]
+pub enum Load {
+    /// Permission was there, and this came of it.
+    Sent(io::Result<usize>),
+    /// There is no permission any more, and the receiver is known to drop what follows: the rest
+    /// is filled with zeros.
+    Fill,
+    /// There is no permission any more, and the receiver may still store what follows: the lane is
+    /// reset, unless none of the frame is out yet.
+    Reset,
+}
+
+/// Sends a part of a payload, behind whatever has to go first.
+#[derive(Debug)]
+pub struct Loader<'a> {
+    pub(super) socket: RawFd,
+    pub(super) head: &'a [u8],
+    pub(super) scratch: &'a mut IoVecs,
+}
+
+impl Loader<'_> {
+    /// Sends from `spans`.
+    ///
+    /// # Errors
+    /// What the kernel says, `WouldBlock` included.
+    pub fn load(&mut self, spans: &mut SpanList) -> io::Result<usize> {
+        spans.gather(self.socket, self.head, self.scratch)
+    }
+}
+
+/// Why a lane closed.
+#[derive(Debug)]
+pub enum CloseReason {
+    /// The other end closed it.
+    Eof,
+    /// The connection failed.
+    Failed(io::Error),
+    /// The other end broke the protocol.
+    Violation(String),
+    /// [`Lane::close`] was called.
+    Local,
+    /// [`Lane::reset`] was called, or a frame was half sent when its permission was withdrawn.
+    Reset,
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Eof => f.write_str("the other end closed it"),
+            Self::Failed(error) => write!(f, "the connection failed: {error}"),
+            Self::Violation(what) => write!(f, "the other end broke the protocol: {what}"),
+            Self::Local => f.write_str("closed here"),
+            Self::Reset => f.write_str("reset here"),
+        }
+    }
+}
+
+pub(super) const OPEN: u8 = 0;
+pub(super) const CLOSE: u8 = 1;
+pub(super) const RESET: u8 = 2;
+
+pub(super) struct Inner {
+    pub(super) token: usize,
+    pub(super) config: LaneConfig,
+    pub(super) handler: Arc<dyn LaneHandler>,
+    pub(super) reactor: Handle,
+    /// Frames waiting to be sent: pushed by anybody, taken by whoever holds `sender`.
+    pub(super) queue: Mutex<Queue>,
+    /// Frames queued or half sent.
+    pub(super) backlog: AtomicUsize,
+    /// `None` once the lane is closed.
+    pub(super) sender: Mutex<Option<Sender>>,
+    /// `None` once the lane is closed. Held by the reactor thread while it reads.
+    pub(super) receiver: Mutex<Option<Receiver>>,
+    /// [`OPEN`], [`CLOSE`] or [`RESET`]: what was asked for.
+    pub(super) closing: AtomicU8,
+    /// Reading stopped because of the backlog.
+    pub(super) paused: AtomicBool,
+}
+
+/// One TCP connection, driven by a reactor. Clones are handles to the same lane.
+#[derive(Clone)]
+pub struct Lane(pub(super) Arc<Inner>);
+
+impl Lane {
+    pub(super) fn new(
+        token: usize,
+        stream: TcpStream,
+        config: LaneConfig,
+        handler: Arc<dyn LaneHandler>,
+        reactor: Handle,
+    ) -> Self {
+        let stream = Arc::new(stream);
+        Self(Arc::new(Inner {
+            token,
+            config,
+            handler,
+            reactor,
+            queue: Mutex::new(Queue::default()),
+            backlog: AtomicUsize::new(0),
+            sender: Mutex::new(Some(Sender::new(stream.clone()))),
+            receiver: Mutex::new(Some(Receiver::new(stream))),
+            closing: AtomicU8::new(OPEN),
+            paused: AtomicBool::new(false),
+        }))
+    }
+
+    /// Queues whole frames without payload, and sends what the connection takes at once.
+    pub fn send(&self, frames: &[u8]) {
+        self.0.backlog.fetch_add(1, Ordering::Relaxed);
+        self.0.queue.lock().push_bytes(frames, &self.0.backlog);
+        self.flush();
+    }
+
+    /// Queues a frame with a payload, and sends what the connection takes at once.
+    pub fn send_bulk(&self, frame: Box<dyn Outgoing>) {
+        self.0.backlog.fetch_add(1, Ordering::Relaxed);
+        self.0.queue.lock().push_bulk(frame);
+        self.flush();
+    }
+
+    /// Queues several frames with payloads, then sends what the connection takes at once.
+    pub fn send_all(&self, frames: impl IntoIterator<Item = Box<dyn Outgoing>>) {
+        {
+            let mut queue = self.0.queue.lock();
+            for frame in frames {
+                self.0.backlog.fetch_add(1, Ordering::Relaxed);
+                queue.push_bulk(frame);
+            }
+        }
+        self.flush();
+    }
+
+    /// Queues whole frames without payload, to go out with whatever is sent next: nobody waits
+    /// for them.
+    pub fn send_later(&self, frames: &[u8]) {
+        self.0.backlog.fetch_add(1, Ordering::Relaxed);
+        self.0.queue.lock().push_bytes(frames, &self.0.backlog);
+    }
+
+    /// Closes the lane once what is queued in the kernel is sent. [`LaneHandler::on_closed`]
+    /// follows.
+    pub fn close(&self) {
+        self.ask_to_close(CLOSE);
+    }
+
+    /// Closes the lane at once, drops what is queued anywhere, and tells the other end.
+    /// [`LaneHandler::on_closed`] follows.
+    pub fn reset(&self) {
+        self.ask_to_close(RESET);
+    }
+
+    fn ask_to_close(&self, how: u8) {
+        self.0.closing.fetch_max(how, Ordering::AcqRel);
+        self.0.reactor.kick(self.0.token);
+    }
+
+    /// How many frames wait to be sent.
+    #[must_use]
+    pub fn backlog_frames(&self) -> usize {
+        self.0.backlog.load(Ordering::Relaxed)
+    }
+
+    /// Sends what is queued unless somebody else is at it, who then sends this too.
+    pub(super) fn flush(&self) {
+        loop {
+            let Some(mut sender) = self.0.sender.try_lock() else { return };
+            let Some(sender_open) = sender.as_mut() else { return };
+            let go_on = sender_open.send_some(self, usize::MAX).may_go_on();
+            drop(sender);
+            // Whoever queued a frame while the lock was held relies on this second look.
+            if !go_on || self.0.queue.lock().is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lane")
+            .field("token", &self.0.token)
+            .field("backlog_frames", &self.backlog_frames())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done => f.write_str("Done"),
+            Self::Payload(_) => f.write_str("Payload"),
+            Self::Violation(what) => f.debug_tuple("Violation").field(what).finish(),
+        }
+    }
+}

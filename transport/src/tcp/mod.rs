@@ -1,0 +1,34 @@
+//! Lanes over TCP connections, and the threads that drive them.
+//!
+//! ```text
+//!  any thread                      reactor thread (epoll)
+//!  ----------                      ----------------------
+//!  lane.send(frame) ---+           readable: prefix, head -> LaneHandler::on_frame
+//!  lane.send_bulk(..) -+-> queue             payload -> Landing::store -> region memory
+//!     |                      |     writable: queue -> Outgoing::load -> socket
+//!     +-- sends at once when |
+//!         the lane is free --+
+//! ```
+//!
+//! Nothing here blocks: every system call on a socket returns at once, so a permission to touch
+//! memory that is held around one such call ([`Landing::store`], [`Outgoing::load`]) can be
+//! withdrawn within microseconds, whatever the peer does. That is what fences rest on.
+//!
+//! Frames are [`FramePrefix`], head and payload. Bulk payloads are scattered straight into region
+//! memory; the receive buffer takes what comes behind them in the same call, so a stream of slices
+//! costs no calls for its prefixes and heads.
+
+mod frame;
+mod lane;
+mod reactor;
+mod receive;
+mod send;
+mod socket;
+
+pub use frame::{FramePrefix, ParsePrefix};
+pub use lane::{
+    CloseReason, Incoming, Landed, Landing, Lane, LaneConfig, LaneHandler, Load, Loader, Outgoing,
+    Start, Store, Storer,
+};
+pub use reactor::{Reactor, ReactorConfig};
+pub use socket::{is_memory_fault, is_unhealthy};

@@ -1,0 +1,253 @@
+//! The threads that drive lanes: epoll, and nothing that blocks.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use parking_lot::Mutex;
+
+use super::lane::{CLOSE, CloseReason, Lane, LaneConfig, LaneHandler, OPEN, RESET};
+use super::receive::Received;
+use super::send::Sent;
+use super::socket;
+
+/// How much one lane may receive or send before the others have their turn.
+const TURN_BYTES: usize = 1 << 20;
+
+const WAKER: Token = Token(0);
+
+/// Settings of a reactor.
+#[derive(Clone, Copy, Debug)]
+pub struct ReactorConfig {
+    /// How long a thread looks for more before it sleeps, after traffic.
+    pub spin: Duration,
+}
+
+struct Shared {
+    registry: Registry,
+    waker: Waker,
+    lanes: Mutex<HashMap<usize, Lane>>,
+    kicked: Mutex<Vec<usize>>,
+    next_token: AtomicUsize,
+    stopping: AtomicBool,
+}
+
+/// What a lane needs of its reactor.
+#[derive(Clone)]
+pub(super) struct Handle(Arc<Shared>);
+
+impl Handle {
+    /// Has the reactor look at a lane that no event will come for.
+    pub(super) fn kick(&self, token: usize) {
+        self.0.kicked.lock().push(token);
+        // It fails only when the counter behind it is full, and then a wake-up is due anyway.
+        let _ = self.0.waker.wake();
+    }
+}
+
+/// A thread that drives lanes. Dropping it closes its lanes and ends the thread.
+pub struct Reactor {
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reactor {
+    /// Starts a thread of this name.
+    ///
+    /// # Errors
+    /// What the kernel says when it gives no thread, epoll or event descriptor.
+    pub fn start(name: &str, config: ReactorConfig) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let shared = Shared {
+            registry: poll.registry().try_clone()?,
+            waker: Waker::new(poll.registry(), WAKER)?,
+            lanes: Mutex::new(HashMap::new()),
+            kicked: Mutex::new(Vec::new()),
+            next_token: AtomicUsize::new(WAKER.0 + 1),
+            stopping: AtomicBool::new(false),
+        };
+        let handle = Handle(Arc::new(shared));
+        let turns = Turns { poll, shared: handle.0.clone(), config, unfinished: Vec::new() };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || turns.run())?;
+        Ok(Self { handle, thread: Some(thread) })
+    }
+
+    /// Takes over a connection whose hello is through.
+    ///
+    /// # Errors
+    /// What the kernel says when it does not take the connection into its epoll.
+    pub fn add(
+        &self,
+        stream: TcpStream,
+        config: LaneConfig,
+        handler: Arc<dyn LaneHandler>,
+    ) -> io::Result<Lane> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let stream = mio::net::TcpStream::from_std(stream);
+        let token = self.handle.0.next_token.fetch_add(1, Ordering::Relaxed);
+        let lane = Lane::new(token, stream, config, handler, self.handle.clone());
+        self.handle.0.lanes.lock().insert(token, lane.clone());
+        let registered = match lane.0.receiver.lock().as_ref() {
+            Some(receiver) => {
+                let mut source =
+                    mio::unix::SourceFd(&std::os::fd::AsRawFd::as_raw_fd(receiver.stream()));
+                let interest = Interest::READABLE | Interest::WRITABLE;
+                self.handle.0.registry.register(&mut source, Token(token), interest)
+            }
+            None => Ok(()),
+        };
+        if let Err(error) = registered {
+            self.handle.0.lanes.lock().remove(&token);
+            return Err(error);
+        }
+        Ok(lane)
+    }
+
+    /// How many lanes it drives.
+    #[must_use]
+    pub fn lane_count(&self) -> usize {
+        self.handle.0.lanes.lock().len()
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        self.handle.0.stopping.store(true, Ordering::Release);
+        let _ = self.handle.0.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Reactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reactor").field("lanes", &self.lane_count()).finish_non_exhaustive()
+    }
+}
+
+/// What is left to do for a lane whose turn was over too soon.
+#[derive(Clone, Copy)]
+struct Turn {
+    token: usize,
+    receive: bool,
+    send: bool,
+}
+
+struct Turns {
+    poll: Poll,
+    shared: Arc<Shared>,
+    config: ReactorConfig,
+    unfinished: Vec<Turn>,
+}
+
+impl Turns {
+    fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut busy_until = Instant::now();
+        while !self.shared.stopping.load(Ordering::Acquire) {
+            let spinning = !self.unfinished.is_empty() || Instant::now() < busy_until;
+            let timeout = if spinning { Some(Duration::ZERO) } else { None };
+            match self.poll.poll(&mut events, timeout) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    tracing::error!(%error, "epoll failed; the lanes of this thread are closed");
+                    break;
+                }
+            }
+            let turns = std::mem::take(&mut self.unfinished);
+            let worked = !turns.is_empty() || !events.is_empty();
+            for turn in turns {
+                self.turn(turn);
+            }
+            for event in &events {
+                if event.token() != WAKER {
+                    let receive = event.is_readable() || event.is_read_closed() || event.is_error();
+                    let send = event.is_writable();
+                    self.turn(Turn { token: event.token().0, receive, send });
+                }
+            }
+            let kicked = std::mem::take(&mut *self.shared.kicked.lock());
+            for token in kicked {
+                self.turn(Turn { token, receive: true, send: true });
+            }
+            if worked && !self.config.spin.is_zero() {
+                busy_until = Instant::now() + self.config.spin;
+            }
+        }
+        let lanes: Vec<Lane> = self.shared.lanes.lock().drain().map(|(_, lane)| lane).collect();
+        for lane in lanes {
+            self.close(&lane, &CloseReason::Local);
+        }
+    }
+
+    fn turn(&mut self, mut turn: Turn) {
+        let lane = self.shared.lanes.lock().get(&turn.token).cloned();
+        let Some(lane) = lane else { return };
+        match lane.0.closing.load(Ordering::Acquire) {
+            OPEN => {}
+            CLOSE => return self.close(&lane, &CloseReason::Local),
+            _ => return self.close(&lane, &CloseReason::Reset),
+        }
+        if turn.send {
+            turn.send = self.send(&lane);
+        }
+        if turn.receive {
+            match self.receive(&lane) {
+                Received::Idle | Received::Paused => turn.receive = false,
+                Received::More => {}
+                Received::Over(reason) => return self.close(&lane, &reason),
+            }
+        }
+        let backlog = lane.backlog_frames();
+        if lane.0.paused.load(Ordering::Acquire) && backlog <= lane.0.config.backlog_frames {
+            lane.0.paused.store(false, Ordering::Release);
+            turn.receive = true;
+        }
+        if turn.receive || turn.send {
+            self.unfinished.push(turn);
+        }
+    }
+
+    /// Sends; true when there is more to send and the connection takes it.
+    fn send(&self, lane: &Lane) -> bool {
+        let mut sender = lane.0.sender.lock();
+        let Some(sender) = sender.as_mut() else { return false };
+        sender.unblock();
+        sender.send_some(lane, TURN_BYTES) == Sent::More
+    }
+
+    fn receive(&self, lane: &Lane) -> Received {
+        let mut receiver = lane.0.receiver.lock();
+        match receiver.as_mut() {
+            Some(receiver) => receiver.receive_some(lane, TURN_BYTES),
+            None => Received::Idle,
+        }
+    }
+
+    fn close(&self, lane: &Lane, reason: &CloseReason) {
+        self.shared.lanes.lock().remove(&lane.0.token);
+        let Some(receiver) = lane.0.receiver.lock().take() else { return };
+        let sender = lane.0.sender.lock().take();
+        let asked_for_reset = lane.0.closing.swap(RESET, Ordering::AcqRel) == RESET;
+        if asked_for_reset || matches!(reason, CloseReason::Violation(_)) {
+            // Where the kernel does not take it, the close is an ordinary one: the other end
+            // finds the connection shut all the same.
+            let _ = socket::reset_on_close(receiver.stream());
+        }
+        let fd = std::os::fd::AsRawFd::as_raw_fd(receiver.stream());
+        let _ = self.shared.registry.deregister(&mut mio::unix::SourceFd(&fd));
+        drop((receiver, sender));
+        let queued = lane.0.queue.lock().clear();
+        drop(queued);
+        lane.0.handler.on_closed(lane, reason);
+    }
+}

@@ -1,0 +1,235 @@
+//! The receiving half of a lane.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mio::net::TcpStream;
+
+use super::FramePrefix;
+use super::lane::{CloseReason, Incoming, Landed, Landing, Lane, Source, Store, Storer};
+use super::socket;
+use crate::memory::IoVecs;
+
+/// How much is received ahead: prefixes, heads, and payloads up to this size, which are copied into
+/// place. Larger payloads go straight to their memory.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// A buffer that had to grow for a long head is given back when it is above this.
+const BUFFER_KEEP_BYTES: usize = 64 << 10;
+
+/// While a payload is due, wake-ups are held back until this much of it is there. Measured: the
+/// fewer wake-ups, the faster, up to about this size.
+const LOW_WATER_BYTES: usize = 256 << 10;
+
+/// How much is dropped at once of a payload that nobody wants.
+const DROP_BYTES: usize = 64 << 10;
+
+enum Phase {
+    Prefix,
+    Head { prefix: [u8; FramePrefix::BYTES], lengths: FramePrefix },
+    Payload { landing: Box<dyn Landing>, left: usize, landed: Landed },
+}
+
+/// What [`Receiver::receive_some`] came to.
+pub(super) enum Received {
+    /// Nothing more is there now.
+    Idle,
+    /// The budget is spent and there may be more.
+    More,
+    /// Too much waits to be sent; the lane is read again once that is gone.
+    Paused,
+    /// The lane is over.
+    Over(CloseReason),
+}
+
+/// What only the thread that receives may touch.
+pub(super) struct Receiver {
+    stream: Arc<TcpStream>,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    phase: Phase,
+    scratch: IoVecs,
+    low_water: u32,
+}
+
+impl Receiver {
+    pub(super) fn new(stream: Arc<TcpStream>) -> Self {
+        Self {
+            stream,
+            buffer: vec![0; BUFFER_BYTES],
+            start: 0,
+            end: 0,
+            phase: Phase::Prefix,
+            scratch: IoVecs::default(),
+            low_water: 1,
+        }
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Receives up to about `budget` bytes and deals with them.
+    pub(super) fn receive_some(&mut self, lane: &Lane, budget: usize) -> Received {
+        let mut received = 0;
+        loop {
+            match self.consume(lane) {
+                Ok(()) => {}
+                Err(reason) => return Received::Over(reason),
+            }
+            if lane.0.backlog.load(Ordering::Relaxed) > lane.0.config.backlog_frames {
+                lane.0.paused.store(true, Ordering::Release);
+                return Received::Paused;
+            }
+            if received >= budget {
+                return Received::More;
+            }
+            match self.fetch() {
+                Ok(0) => return Received::Over(CloseReason::Eof),
+                Ok(bytes) => received += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.hold_back_wakeups();
+                    return Received::Idle;
+                }
+                Err(error) => return Received::Over(CloseReason::Failed(error)),
+            }
+        }
+    }
+
+    /// Deals with everything that is in the buffer.
+    fn consume(&mut self, lane: &Lane) -> Result<(), CloseReason> {
+        loop {
+            let available = &self.buffer[self.start..self.end];
+            match &mut self.phase {
+                Phase::Prefix => {
+                    let Some(prefix) = available.first_chunk().copied() else { return Ok(()) };
+                    let Some(lengths) = (lane.0.config.parse)(&prefix) else {
+                        let what = format!("no frame starts with {:02x?}", &prefix[..4]);
+                        return Err(CloseReason::Violation(what));
+                    };
+                    self.start += FramePrefix::BYTES;
+                    self.phase = Phase::Head { prefix, lengths };
+                }
+                Phase::Head { prefix, lengths } => {
+                    let Some(head) = available.get(..lengths.head_bytes) else { return Ok(()) };
+                    let incoming = lane.0.handler.on_frame(lane, prefix, head);
+                    let left = lengths.payload_bytes;
+                    self.start += lengths.head_bytes;
+                    self.phase = match incoming {
+                        Incoming::Done if left == 0 => Phase::Prefix,
+                        Incoming::Payload(landing) => {
+                            Phase::Payload { landing, left, landed: Landed::Whole }
+                        }
+                        Incoming::Done => {
+                            let what = "a payload behind a frame that has none".into();
+                            return Err(CloseReason::Violation(what));
+                        }
+                        Incoming::Violation(what) => return Err(CloseReason::Violation(what)),
+                    };
+                }
+                Phase::Payload { landing, left, landed } => {
+                    let take = (*left).min(available.len());
+                    if take > 0 {
+                        let bytes = &available[..take];
+                        if *landed == Landed::Whole {
+                            let socket = self.stream.as_raw_fd();
+                            let source = Source::Buffered(bytes);
+                            match landing.store(&mut Storer { socket, source }) {
+                                Store::Stored(Ok(stored)) if stored == take => {}
+                                // Copies are whole or not at all.
+                                Store::Stored(_) => *landed = Landed::Fault,
+                                Store::Refused => *landed = Landed::Refused,
+                            }
+                        }
+                        self.start += take;
+                        *left -= take;
+                    }
+                    if *left > 0 {
+                        return Ok(());
+                    }
+                    if let Phase::Payload { landing, landed, .. } =
+                        std::mem::replace(&mut self.phase, Phase::Prefix)
+                    {
+                        landing.finish(lane, landed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes bytes from the socket: into place while a payload is due, into the buffer otherwise.
+    fn fetch(&mut self) -> io::Result<usize> {
+        let socket = self.stream.as_raw_fd();
+        if let Phase::Payload { landing, left, landed } = &mut self.phase {
+            // `consume` left nothing in the buffer while a payload is due.
+            (self.start, self.end) = (0, 0);
+            if *landed != Landed::Whole {
+                let bytes = drop_some(socket, *left)?;
+                *left -= bytes;
+                return Ok(bytes);
+            }
+            let tail = &mut self.buffer[..BUFFER_BYTES];
+            let source = Source::Socket { tail, scratch: &mut self.scratch };
+            return match landing.store(&mut Storer { socket, source }) {
+                Store::Stored(Ok(received)) => {
+                    self.end = received.saturating_sub(*left);
+                    *left = left.saturating_sub(received);
+                    Ok(received)
+                }
+                Store::Stored(Err(error)) if socket::is_memory_fault(&error) => {
+                    tracing::warn!(%error, "the memory of a transfer cannot be written");
+                    *landed = Landed::Fault;
+                    Err(io::ErrorKind::Interrupted.into())
+                }
+                Store::Stored(Err(error)) => Err(error),
+                Store::Refused => {
+                    *landed = Landed::Refused;
+                    Err(io::ErrorKind::Interrupted.into())
+                }
+            };
+        }
+        self.make_room();
+        let received = socket::receive(socket, &mut self.buffer[self.end..])?;
+        self.end += received;
+        Ok(received)
+    }
+
+    /// Makes room behind `end` for at least what the current prefix or head lacks.
+    fn make_room(&mut self) {
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        let needed = match &self.phase {
+            Phase::Head { lengths, .. } => lengths.head_bytes,
+            Phase::Prefix | Phase::Payload { .. } => FramePrefix::BYTES,
+        };
+        if needed + BUFFER_BYTES / 2 > self.buffer.len() {
+            self.buffer.resize(needed + BUFFER_BYTES, 0);
+        } else if self.end < BUFFER_BYTES && self.buffer.len() > BUFFER_KEEP_BYTES {
+            self.buffer.truncate(BUFFER_BYTES);
+            self.buffer.shrink_to_fit();
+        }
+    }
+
+    fn hold_back_wakeups(&mut self) {
+        let wanted = match &self.phase {
+            Phase::Payload { left, .. } => LOW_WATER_BYTES.min(*left).max(1),
+            Phase::Prefix | Phase::Head { .. } => 1,
+        };
+        let wanted = u32::try_from(wanted).unwrap_or(1);
+        if wanted != self.low_water
+            && socket::set_receive_low_water(self.stream.as_raw_fd(), wanted).is_ok()
+        {
+            self.low_water = wanted;
+        }
+    }
+}
+
+fn drop_some(socket: RawFd, left: usize) -> io::Result<usize> {
+    let mut buffer = [0; DROP_BYTES];
+    socket::receive(socket, &mut buffer[..left.min(DROP_BYTES)])
+}

@@ -1,0 +1,231 @@
+//! The sending half of a lane.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mio::net::TcpStream;
+
+use super::lane::{Lane, Load, Loader, Outgoing, RESET, Start};
+use super::socket;
+use crate::memory::IoVecs;
+
+/// How much is collected of frames without payload before it is sent.
+const COLLECT_BYTES: usize = 64 << 10;
+
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+enum Item {
+    Frames(Vec<u8>),
+    Bulk(Box<dyn Outgoing>),
+}
+
+/// Frames in the order in which they go out.
+#[derive(Default)]
+pub(super) struct Queue(VecDeque<Item>);
+
+impl Queue {
+    pub(super) fn push_bytes(&mut self, frames: &[u8], backlog: &AtomicUsize) {
+        match self.0.back_mut() {
+            Some(Item::Frames(waiting)) if waiting.len() < COLLECT_BYTES => {
+                waiting.extend_from_slice(frames);
+                backlog.fetch_sub(1, Ordering::Relaxed);
+            }
+            _ => self.0.push_back(Item::Frames(frames.to_vec())),
+        }
+    }
+
+    pub(super) fn push_bulk(&mut self, frame: Box<dyn Outgoing>) {
+        self.0.push_back(Item::Bulk(frame));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) -> VecDeque<impl Sized + use<>> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+/// What [`Sender::send_some`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// Everything that was queued is out.
+    All,
+    /// The budget is spent and there is more.
+    More,
+    /// The connection takes nothing now; the reactor is told when it does.
+    Blocked,
+    /// The connection is gone; the reactor finds out too.
+    Broken,
+}
+
+impl Sent {
+    pub(super) fn may_go_on(self) -> bool {
+        matches!(self, Self::All | Self::More)
+    }
+}
+
+/// The payload that is being sent.
+struct Current {
+    frame: Box<dyn Outgoing>,
+    left: usize,
+    /// Where the frame starts in `out`, while none of it is sent: it can be taken back then.
+    unsent_at: Option<usize>,
+    /// Permission was withdrawn; zeros go out in its place.
+    filling: bool,
+}
+
+/// What only the thread that sends may touch.
+pub(super) struct Sender {
+    stream: Arc<TcpStream>,
+    /// Prefixes, heads and frames without payload that go before the current payload.
+    out: Vec<u8>,
+    out_sent: usize,
+    current: Option<Current>,
+    scratch: IoVecs,
+    blocked: bool,
+}
+
+impl Sender {
+    pub(super) fn new(stream: Arc<TcpStream>) -> Self {
+        Self {
+            stream,
+            out: Vec::new(),
+            out_sent: 0,
+            current: None,
+            scratch: IoVecs::default(),
+            blocked: false,
+        }
+    }
+
+    /// The connection takes bytes again.
+    pub(super) fn unblock(&mut self) {
+        self.blocked = false;
+    }
+
+    /// Sends what is queued, up to about `budget` bytes.
+    pub(super) fn send_some(&mut self, lane: &Lane, budget: usize) -> Sent {
+        if self.blocked {
+            return Sent::Blocked;
+        }
+        let mut sent = 0;
+        loop {
+            if !self.collect(lane) {
+                return Sent::All;
+            }
+            if sent >= budget {
+                return Sent::More;
+            }
+            match self.send_once(lane) {
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    return Sent::Blocked;
+                }
+                Err(_) => {
+                    // The reactor may not have noticed yet, and never does for a broken pipe.
+                    lane.reset();
+                    return Sent::Broken;
+                }
+            }
+        }
+    }
+
+    /// Moves frames from the queue to `out`, up to the next payload. False when nothing is left.
+    fn collect(&mut self, lane: &Lane) -> bool {
+        if self.out_sent == self.out.len() {
+            self.out.clear();
+            self.out_sent = 0;
+        }
+        while self.current.is_none() && self.out.len() < COLLECT_BYTES {
+            let Some(item) = lane.0.queue.lock().0.pop_front() else { break };
+            match item {
+                Item::Frames(frames) => {
+                    self.out.extend_from_slice(&frames);
+                    lane.0.backlog.fetch_sub(1, Ordering::Relaxed);
+                }
+                Item::Bulk(mut frame) => {
+                    let at = self.out.len();
+                    match frame.start(&mut self.out) {
+                        Start::Payload(left) => {
+                            let unsent_at = Some(at);
+                            self.current = Some(Current { frame, left, unsent_at, filling: false });
+                        }
+                        Start::Bare => self.finish(lane, frame, true),
+                        Start::Skip => {
+                            lane.0.backlog.fetch_sub(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            }
+        }
+        self.current.is_some() || self.out_sent < self.out.len()
+    }
+
+    fn finish(&mut self, lane: &Lane, frame: Box<dyn Outgoing>, whole: bool) {
+        lane.0.backlog.fetch_sub(1, Ordering::Relaxed);
+        frame.sent(whole, &mut self.out);
+    }
+
+    fn send_once(&mut self, lane: &Lane) -> io::Result<usize> {
+        let socket = self.stream.as_raw_fd();
+        let head = &self.out[self.out_sent..];
+        let Some(current) = &mut self.current else {
+            let sent = socket::send(socket, head)?;
+            self.out_sent += sent;
+            return Ok(sent);
+        };
+        let head_bytes = head.len();
+        let sent = if current.filling {
+            // Zeros go on their own: this is rare, and the head is long gone or goes first.
+            let zeros = &ZEROS[..current.left.min(ZEROS.len())];
+            socket::send(socket, if head.is_empty() { zeros } else { head })?
+        } else {
+            let mut loader = Loader { socket, head, scratch: &mut self.scratch };
+            match current.frame.load(&mut loader) {
+                Load::Sent(Err(error)) if socket::is_memory_fault(&error) => {
+                    tracing::warn!(%error, "the memory of a transfer cannot be read");
+                    return self.withdraw(lane, false);
+                }
+                Load::Sent(sent) => sent?,
+                Load::Fill => return self.withdraw(lane, true),
+                Load::Reset => return self.withdraw(lane, false),
+            }
+        };
+        if sent > 0 && current.unsent_at.is_some_and(|at| self.out_sent + sent > at) {
+            current.unsent_at = None;
+        }
+        self.out_sent += sent.min(head_bytes);
+        current.left -= sent.saturating_sub(head_bytes);
+        if current.left == 0
+            && let Some(current) = self.current.take()
+        {
+            self.finish(lane, current.frame, !current.filling);
+        }
+        Ok(sent)
+    }
+
+    /// Permission for the current payload was withdrawn: takes the frame back when none of it is
+    /// out, fills it with zeros when the receiver drops them, and resets the lane otherwise.
+    fn withdraw(&mut self, lane: &Lane, receiver_drops: bool) -> io::Result<usize> {
+        let Some(current) = &mut self.current else { return Ok(0) };
+        if let Some(at) = current.unsent_at {
+            self.out.truncate(at);
+            if let Some(current) = self.current.take() {
+                self.finish(lane, current.frame, false);
+            }
+            return Ok(0);
+        }
+        if receiver_drops {
+            current.filling = true;
+            return Ok(0);
+        }
+        lane.0.closing.fetch_max(RESET, Ordering::AcqRel);
+        Err(io::ErrorKind::ConnectionAborted.into())
+    }
+}
