@@ -1,5 +1,7 @@
 //! Two engines in one process, over real sockets: what the public API promises in the good case.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -91,10 +91,7 @@ async fn shake_hands(
     let offer = reply
         .offers
         .into_iter()
-        .find_map(|offer| match offer.transport {
-            Some(offer::Transport::Tcp(tcp)) => Some(tcp),
-            None => None,
-        })
+        .find_map(|offer| offer.transport.map(|offer::Transport::Tcp(tcp)| tcp))
         .ok_or_else(|| Error::NoTransport { peer: endpoint.clone(), wanted: "tcp" })?;
     let offer = Offer {
         endpoint: Endpoint::new(

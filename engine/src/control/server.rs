@@ -60,7 +60,7 @@ impl PeerService {
     }
 }
 
-fn invalid(error: message::MessageError) -> Status {
+fn invalid(error: &message::MessageError) -> Status {
     Status::invalid_argument(error.to_string())
 }
 
@@ -75,7 +75,8 @@ impl Peer for PeerService {
             return Err(Status::unavailable("the engine is shutting down"));
         }
         let hello = request.into_inner();
-        let from = message::incarnation("HelloRequest", hello.incarnation).map_err(invalid)?;
+        let from = message::incarnation("HelloRequest", hello.incarnation)
+            .map_err(|error| invalid(&error))?;
         let theirs = hello.version.map_or(0, |version| version.major);
         tracing::debug!(%from, theirs, "hello");
         // A peer of another version is told ours, and finds the words for it.
@@ -100,7 +101,7 @@ impl Peer for PeerService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let watch = request.into_inner();
         self.check(watch.incarnation)?;
-        message::incarnation("WatchRequest", watch.watcher).map_err(invalid)?;
+        message::incarnation("WatchRequest", watch.watcher).map_err(|error| invalid(&error))?;
         let permit = self
             .watchers
             .clone()

@@ -1,0 +1,152 @@
+//! Whether the peer is there: handshake, lanes coming and going, silence, rest.
+
+use std::time::Instant;
+
+use kvferry_proto::frame::Control;
+use kvferry_proto::{Incarnation, LaneId};
+
+use super::{Action, Link, Session};
+use crate::error::Error;
+
+impl<T: Clone> Session<T> {
+    /// The handshake was answered, or not.
+    pub fn on_handshake(&mut self, now: Instant, answer: Result<Incarnation, Error>) {
+        if !matches!(self.link, Link::Shaking) {
+            return;
+        }
+        match answer {
+            Ok(incarnation) => {
+                if let Some(was) = self.known.filter(|known| *known != incarnation) {
+                    let peer = self.peer.clone();
+                    self.give_up_all(&Error::PeerRestarted { peer, was, is: incarnation });
+                    self.lost.clear();
+                }
+                self.known = Some(incarnation);
+                self.link = Link::Up { incarnation };
+                self.heard = now;
+                self.next_ping = now + self.settings.ping_interval;
+                self.wanted = true;
+                self.lanes.forget_failures();
+            }
+            Err(error) => {
+                self.give_up_all(&error);
+                self.wanted = false;
+                self.failures += 1;
+                self.go_down(now);
+            }
+        }
+        self.pump(now);
+        self.wanted = false;
+    }
+
+    /// A lane is open: the target knows of it.
+    pub fn on_lane_up(&mut self, now: Instant, lane: LaneId) {
+        if !matches!(self.link, Link::Up { .. }) || !self.lanes.set_up(lane) {
+            self.actions.push_back(Action::CloseLane { lane, reset: true });
+            return;
+        }
+        self.failures = 0;
+        self.hear(now);
+        self.pump(now);
+    }
+
+    /// A lane is closed, or could not be opened for the `cause` given; nothing that came on it is
+    /// stored any more.
+    pub fn on_lane_down(&mut self, now: Instant, lane: LaneId, cause: Option<Error>) {
+        self.lose(now, lane, cause);
+        self.pump(now);
+    }
+
+    /// The peer was found to be another incarnation, or its control connection broke: nothing that
+    /// is remembered of it holds.
+    pub fn on_control_lost(&mut self, now: Instant) {
+        if matches!(self.link, Link::Up { .. }) {
+            self.close_all_lanes(now);
+            self.pump(now);
+        }
+    }
+
+    pub(super) fn check_alive(&mut self, now: Instant) {
+        if now >= self.heard + self.settings.dead_after {
+            tracing::warn!(peer = %self.peer, after = ?self.settings.dead_after, "the peer is silent");
+            return self.close_all_lanes(now);
+        }
+        if now >= self.next_ping {
+            let due = self.heard + self.settings.ping_interval;
+            if due > now {
+                self.next_ping = due;
+            } else if let Some(lane) = self.lanes.control() {
+                self.nonce += 1;
+                let (nonce, floor) = (self.nonce, self.transfers.floor());
+                let control = Control::Ping { nonce, floor };
+                self.actions.push_back(Action::Send { lane, control });
+                self.next_ping = now + self.settings.ping_interval;
+            }
+        }
+        if self.transfers.is_empty() && now >= self.used + self.settings.idle_after {
+            for lane in self.lanes.up().collect::<Vec<_>>() {
+                self.lanes.retire(lane);
+                self.actions.push_back(Action::CloseLane { lane, reset: false });
+            }
+        }
+    }
+
+    pub(super) fn hear(&mut self, now: Instant) {
+        self.heard = now;
+    }
+
+    /// A lane is gone, whoever closed it: what was out on it is adrift, or queued again.
+    pub(super) fn lose(&mut self, now: Instant, lane: LaneId, cause: Option<Error>) {
+        let Some(was_retired) = self.lanes.remove(lane, now, &self.settings) else { return };
+        let mut adrift = false;
+        for id in self.transfers.ids() {
+            let Some(entry) = self.transfers.get_mut(id) else { continue };
+            adrift |= entry.transfer.on_lane_lost(lane);
+            if entry.transfer.has_queued() {
+                self.bulk.push_back(id);
+            }
+            if entry.transfer.wants_fence() {
+                self.to_fence.push_back(id);
+            }
+            if entry.transfer.wants_notify() {
+                self.to_notify.push_back(id);
+            }
+        }
+        for asked in self.lost.values_mut() {
+            if *asked == Some(lane) {
+                *asked = None;
+            }
+        }
+        if adrift {
+            self.lost.insert(lane, None);
+        }
+        let was_last = matches!(self.link, Link::Up { .. }) && self.lanes.is_empty();
+        if was_last && !was_retired {
+            if let Some(cause) = cause {
+                self.give_up_all(&cause);
+                self.failures += 1;
+            }
+            self.go_down(now);
+        }
+    }
+
+    /// Closes every lane. What is out on them stays out until each is reported closed: only then
+    /// is it certain that nothing more comes of it here.
+    pub(super) fn close_all_lanes(&mut self, now: Instant) {
+        for lane in self.lanes.all() {
+            self.lanes.retire(lane);
+            self.actions.push_back(Action::CloseLane { lane, reset: true });
+        }
+        self.go_down(now);
+    }
+
+    pub(super) fn go_down(&mut self, now: Instant) {
+        let settings = &self.settings;
+        let retry_at = self.failures.checked_sub(1).map(|doublings| {
+            let wait = settings.backoff_first * 2_u32.saturating_pow(doublings.min(16));
+            now + wait.min(settings.backoff_most)
+        });
+        self.link = Link::Down { retry_at };
+        self.actions.push_back(Action::Forget);
+    }
+}

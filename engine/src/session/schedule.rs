@@ -1,0 +1,111 @@
+//! What is started next: a handshake, lanes, controls, slices.
+
+use std::time::Instant;
+
+use kvferry_proto::frame::Control;
+use kvferry_proto::{LaneId, TransferId};
+
+use super::{Action, Link, Session};
+
+impl<T: Clone> Session<T> {
+    /// Starts whatever can be started.
+    pub(super) fn pump(&mut self, now: Instant) {
+        match self.link {
+            Link::Down { retry_at } => {
+                if self.has_work() && retry_at.is_none_or(|at| at <= now) {
+                    self.link = Link::Shaking;
+                    self.actions.push_back(Action::Handshake);
+                }
+            }
+            Link::Up { .. } => {
+                if self.wants_lanes() {
+                    for lane in self.lanes.open_missing(now) {
+                        self.actions.push_back(Action::OpenLane(lane));
+                    }
+                }
+                if self.transfers.is_empty() {
+                    // What is adrift of ended transfers is nobody's any more.
+                    self.lost.clear();
+                }
+                self.send_controls();
+                self.post_slices();
+            }
+            Link::Shaking | Link::Closed => {}
+        }
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        self.wanted || !self.transfers.is_empty()
+    }
+
+    /// Lanes are wanted while there is work, and stay until the session rests.
+    pub(super) fn wants_lanes(&self) -> bool {
+        self.has_work() || self.lanes.up().next().is_some()
+    }
+
+    pub(super) fn send_controls(&mut self) {
+        let Some(lane) = self.lanes.control() else { return };
+        for (lost, asked) in &mut self.lost {
+            if asked.is_none() {
+                *asked = Some(lane);
+                let control = Control::FenceLane { lane: *lost };
+                self.actions.push_back(Action::Send { lane, control });
+            }
+        }
+        while let Some(id) = self.to_fence.pop_front() {
+            let Some(entry) = self.transfers.get_mut(id) else { continue };
+            if entry.transfer.wants_fence() {
+                entry.transfer.fence_sent(lane);
+                let control = Control::Cancel { transfer: id };
+                self.actions.push_back(Action::Send { lane, control });
+            }
+        }
+        let floor = self.transfers.floor();
+        while let Some(id) = self.to_notify.pop_front() {
+            let Some(entry) = self.transfers.get_mut(id) else { continue };
+            if entry.transfer.wants_notify() {
+                entry.transfer.notify_sent(lane);
+                let token = entry.token.clone();
+                self.actions.push_back(Action::Notify { lane, transfer: id, floor, token });
+            }
+        }
+    }
+
+    pub(super) fn post_slices(&mut self) {
+        let window = self.settings.window_bytes;
+        while let Some(id) = self.small.front().copied() {
+            let Some(lane) = self.lanes.express(window) else { break };
+            self.small.pop_front();
+            if self.post(id, lane) {
+                self.small.push_front(id);
+            }
+        }
+        while let Some(id) = self.bulk.front().copied() {
+            let Some(lane) = self.lanes.least_loaded(window) else { break };
+            self.bulk.pop_front();
+            // The next slice of this transfer waits for one of each other.
+            if self.post(id, lane) {
+                self.bulk.push_back(id);
+            }
+        }
+    }
+
+    /// Posts one slice. Returns whether the transfer has more of them.
+    pub(super) fn post(&mut self, id: TransferId, lane: LaneId) -> bool {
+        let floor = self.transfers.floor();
+        let Some(entry) = self.transfers.get_mut(id) else { return false };
+        let Some(slice) = entry.transfer.post(lane) else { return false };
+        let bytes = entry.transfer.bytes_of(slice);
+        let more = entry.transfer.has_queued();
+        // Answers may be sent together, but never so late that a window runs dry, and the last of
+        // a transfer at once.
+        let due = self.lanes.load(lane, bytes) >= self.settings.window_bytes / 4;
+        let answer_now = due || !more;
+        if answer_now {
+            self.lanes.answer_due(lane);
+        }
+        let (transfer, token) = (id, entry.token.clone());
+        self.actions.push_back(Action::Post { lane, transfer, slice, answer_now, floor, token });
+        more
+    }
+}

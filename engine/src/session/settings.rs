@@ -1,0 +1,45 @@
+//! How a session behaves.
+
+use std::time::Duration;
+
+/// How a session behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Lanes for large transfers, beside the one for small ones. With none, that one carries all.
+    pub bulk_lanes: usize,
+    /// Up to this many bytes a transfer is small.
+    pub small_bytes: u64,
+    /// How many payload bytes may be out on one lane.
+    pub window_bytes: u64,
+    /// When nothing was heard for this long, the peer is asked for a sign of life.
+    pub ping_interval: Duration,
+    /// When nothing was heard for this long, the peer counts as dead.
+    pub dead_after: Duration,
+    /// After how long a notification that the peer had no room for is sent again.
+    pub notify_retry: Duration,
+    /// The wait after the first failed attempt to reach the peer; it doubles.
+    pub backoff_first: Duration,
+    /// The longest wait between attempts.
+    pub backoff_most: Duration,
+    /// Lanes that nothing was submitted for close after this long.
+    pub idle_after: Duration,
+    /// How many transfers may be open.
+    pub open_transfers: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            bulk_lanes: 1,
+            small_bytes: 64 << 10,
+            window_bytes: 16 << 20,
+            ping_interval: Duration::from_secs(2),
+            dead_after: Duration::from_secs(6),
+            notify_retry: Duration::from_millis(20),
+            backoff_first: Duration::from_millis(50),
+            backoff_most: Duration::from_secs(2),
+            idle_after: Duration::from_secs(300),
+            open_transfers: 16_384,
+        }
+    }
+}
