@@ -28,7 +28,7 @@ pub struct EngineBuilder {
     listen: String,
     lane_listen: Option<String>,
     advertise: Option<String>,
-    lane_host: Option<String>,
+    lane_advertise: Option<String>,
     io_threads: usize,
     spin: Duration,
     connect_timeout: Duration,
@@ -51,7 +51,7 @@ impl EngineBuilder {
             listen: "[::]:0".into(),
             lane_listen: None,
             advertise: None,
-            lane_host: None,
+            lane_advertise: None,
             io_threads: (cores / 4).clamp(1, 4),
             spin: Duration::from_micros(50),
             connect_timeout: Duration::from_secs(3),
@@ -85,10 +85,11 @@ impl EngineBuilder {
         self
     }
 
-    /// The host that peers open lanes to. Default: the one by which they reached this engine.
+    /// The address that peers open lanes to: `HOST:PORT`, port 0 for the one that was got. Default:
+    /// the host by which they reached this engine.
     #[must_use]
-    pub fn lane_host(mut self, host: impl Into<String>) -> Self {
-        self.lane_host = Some(host.into());
+    pub fn lane_advertise(mut self, address: impl Into<String>) -> Self {
+        self.lane_advertise = Some(address.into());
         self
     }
 
@@ -273,8 +274,15 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
     };
     let (control, bound) = bind(&listen).await?;
     let (lanes, lanes_bound) = bind(&lane_listen).await?;
-    let address = advertised(builder.advertise.as_deref(), &listen, bound)?;
+    let address = match &builder.advertise {
+        Some(address) => advertise(address, bound)?,
+        None => derive_address(&listen, bound),
+    };
     let lane_port = lanes_bound.port();
+    let lane_address = match &builder.lane_advertise {
+        Some(address) => Some(advertise(address, lanes_bound)?),
+        None => None,
+    };
 
     let reactor_config = ReactorConfig { spin: builder.spin };
     let reactors = (0..builder.io_threads)
@@ -287,7 +295,7 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         connect_timeout: builder.connect_timeout,
         max_lanes_per_peer: builder.max_lanes_per_peer,
         notifications: builder.notifications,
-        data_host: builder.lane_host,
+        lane_address,
     };
     let core =
         Arc::new(Core::new(draw_incarnation()?, builder.registry, settings, runtime, reactors));
@@ -316,29 +324,27 @@ fn draw_incarnation() -> Result<Incarnation, Error> {
     }
 }
 
-/// The address for peers: never a wildcard, never port 0.
-fn advertised(
-    advertise: Option<&str>,
-    listen: &Endpoint,
-    bound: SocketAddr,
-) -> Result<Endpoint, Error> {
-    if let Some(address) = advertise {
-        let endpoint: Endpoint = address.parse()?;
-        if endpoint.is_wildcard() {
-            let reason = "a wildcard names nobody: advertise an address that peers can reach";
-            return Err(Error::Address { address: address.into(), reason });
-        }
-        let port = if endpoint.port() == 0 { bound.port() } else { endpoint.port() };
-        return Ok(Endpoint::new(endpoint.host(), port));
+/// An address that was set for peers: never a wildcard, never port 0.
+fn advertise(address: &str, bound: SocketAddr) -> Result<Endpoint, Error> {
+    let endpoint: Endpoint = address.parse()?;
+    if endpoint.is_wildcard() {
+        let reason = "a wildcard names nobody: advertise an address that peers can reach";
+        return Err(Error::Address { address: address.into(), reason });
     }
+    let port = if endpoint.port() == 0 { bound.port() } else { endpoint.port() };
+    Ok(Endpoint::new(endpoint.host(), port))
+}
+
+/// An address for peers where none was set.
+fn derive_address(listen: &Endpoint, bound: SocketAddr) -> Endpoint {
     if !listen.is_wildcard() {
-        return Ok(Endpoint::new(listen.host(), bound.port()));
+        return Endpoint::new(listen.host(), bound.port());
     }
     let host = outward_address(bound.is_ipv6()).unwrap_or_else(|| {
         tracing::warn!("no route leads out of this host: the loopback address is given to peers");
         if bound.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() }
     });
-    Ok(Endpoint::from(SocketAddr::new(host, bound.port())))
+    Endpoint::from(SocketAddr::new(host, bound.port()))
 }
 
 /// The address that this host has on its way to others, as its routes say. Nothing is sent: the

@@ -31,8 +31,8 @@ pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
     pub(crate) max_lanes_per_peer: usize,
     pub(crate) notifications: usize,
-    /// The name or address that lanes are advertised at; none: the one the caller reached.
-    pub(crate) data_host: Option<String>,
+    /// Where lanes are advertised; none: the host that the caller reached, and the port got.
+    pub(crate) lane_address: Option<Endpoint>,
 }
 
 /// A notification that a peer sent.

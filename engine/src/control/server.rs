@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::client::version;
 use crate::core::Core;
+use crate::net::Endpoint;
 use crate::registry::Cursor;
 
 /// How many engines may follow the table at once.
@@ -80,9 +81,10 @@ impl Peer for PeerService {
         let theirs = hello.version.map_or(0, |version| version.major);
         tracing::debug!(%from, theirs, "hello");
         // A peer of another version is told ours, and finds the words for it.
+        let lanes = core.settings.lane_address.as_ref();
         let tcp = rpc::TcpOffer {
-            host: core.settings.data_host.clone().unwrap_or_default(),
-            port: self.lane_port.into(),
+            host: lanes.map_or(String::new(), |lanes| lanes.host().into()),
+            port: lanes.map_or(self.lane_port, Endpoint::port).into(),
             max_slice_bytes: limits::PAYLOAD_BYTES,
             max_lanes: u32::try_from(core.settings.max_lanes_per_peer).unwrap_or(u32::MAX),
         };

@@ -1,0 +1,19 @@
+//! What kvferry promises, tested on real processes.
+//!
+//! | module | what stands there |
+//! |---|---|
+//! | [`command`] | what a test tells a peer process, and what that answers |
+//! | [`process`] | peer processes: started, told, stopped, woken, killed |
+//! | [`proxy`] | a TCP relay between two processes that holds bytes back and cuts connections |
+//! | [`pattern`] | contents that tell where a byte belongs and which version it is |
+//! | [`wire`] | a peer that is no engine: it speaks frames, well or badly |
+//!
+//! The peer process is the binary `kvferry-test-peer`: an engine that does what it is told on
+//! standard input. The tests are in `tests/tests/`, a file for each kind of promise.
+#![forbid(unsafe_code)]
+
+pub mod command;
+pub mod pattern;
+pub mod process;
+pub mod proxy;
+pub mod wire;

@@ -1,0 +1,322 @@
+//! Peer processes: started, told, stopped, woken, killed.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::command::{Answer, Command, End, Held, Move, Setup, Way};
+
+/// How long a peer may take to answer, beyond what it was told to wait.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A process with an engine. Killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    /// Where its engine is reached.
+    pub address: String,
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// Where it accepts lanes.
+    pub lane_port: u16,
+}
+
+/// A cache: how many blocks, how long each, and whether every peer may read and write them.
+#[derive(Clone, Copy, Debug)]
+pub struct Cache {
+    /// How many blocks.
+    pub blocks: u64,
+    /// How long each is, in bytes.
+    pub block_bytes: u64,
+    /// Whether there is a standing grant.
+    pub share: bool,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self { blocks: 256, block_bytes: 4096, share: true }
+    }
+}
+
+fn binary() -> PathBuf {
+    // Test binaries lie in `deps`, beside which cargo puts the binaries of their package.
+    let mut path = std::env::current_exe().expect("a test has a path");
+    path.pop();
+    if path.ends_with("deps") {
+        path.pop();
+    }
+    path.join("kvferry-test-peer")
+}
+
+impl Process {
+    /// Starts a peer with default settings and a small shared cache.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::start_with(Setup::default(), Cache::default())
+    }
+
+    /// Starts a peer.
+    #[must_use]
+    pub fn start_with(setup: Setup, cache: Cache) -> Self {
+        Self::start_under(Program::new(binary()), setup, cache)
+    }
+
+    /// Starts a peer by a program that runs another: its arguments end with the peer's path.
+    #[must_use]
+    pub fn start_wrapped(program: &str, arguments: &[&str], setup: Setup, cache: Cache) -> Self {
+        let mut program = Program::new(program);
+        program.args(arguments).arg(binary());
+        Self::start_under(program, setup, cache)
+    }
+
+    fn start_under(mut program: Program, setup: Setup, cache: Cache) -> Self {
+        let mut child = program
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{program:?}: {error}"));
+        let stdin = child.stdin.take().expect("it is piped");
+        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let (address, incarnation, lane_port) = (String::new(), 0, 0);
+        let mut process = Self { child, stdin, stdout, address, incarnation, lane_port };
+        let Cache { blocks, block_bytes, share } = cache;
+        let start = Command::Start { setup, blocks, block_bytes, share };
+        match process.tell(&start) {
+            Answer::Started { address, lane_port, incarnation } => {
+                (process.address, process.lane_port) = (address, lane_port);
+                process.incarnation = incarnation;
+            }
+            other => panic!("{start:?}: {other:?}"),
+        }
+        process
+    }
+
+    /// Tells it something, and waits for its answer.
+    pub fn tell(&mut self, command: &Command) -> Answer {
+        self.tell_only(command);
+        self.answer()
+    }
+
+    /// Tells it something; [`Process::answer`] has to follow.
+    pub fn tell_only(&mut self, command: &Command) {
+        let line = serde_json::to_string(command).expect("a command is plain data");
+        writeln!(self.stdin, "{line}").expect("the peer reads its commands");
+    }
+
+    /// Its next answer.
+    pub fn answer(&mut self) -> Answer {
+        let mut line = String::new();
+        let read = self.stdout.read_line(&mut line).expect("the peer answers");
+        assert!(read > 0, "the peer has ended: {:?}", self.child.try_wait());
+        serde_json::from_str(&line).expect("an answer is plain data")
+    }
+
+    fn ok(&mut self, command: &Command) {
+        match self.tell(command) {
+            Answer::Ok => {}
+            other => panic!("{command:?}: {other:?}"),
+        }
+    }
+
+    /// Connects to another, and looks up its layout.
+    pub fn connect(&mut self, other: &Self) {
+        self.ok(&Command::Connect { address: other.address.clone() });
+    }
+
+    /// Fills blocks with the contents called `seed`.
+    pub fn fill(&mut self, blocks: std::ops::Range<u32>, seed: u64) {
+        self.ok(&Command::Fill { blocks, seed });
+    }
+
+    /// Asserts that blocks hold the contents called `seed`, each of its own place.
+    #[track_caller]
+    pub fn assert_holds(&mut self, blocks: std::ops::Range<u32>, seed: u64) {
+        let pairs: Vec<_> = blocks.map(|block| (block, block)).collect();
+        self.assert_holds_pairs(&pairs, seed);
+    }
+
+    /// Asserts that blocks hold what belongs to others in the contents called `seed`.
+    #[track_caller]
+    pub fn assert_holds_pairs(&mut self, blocks: &[(u32, u32)], seed: u64) {
+        let wrong = self.wrong(blocks, seed);
+        assert!(wrong.is_empty(), "{} blocks do not hold {seed}: {wrong:?}", wrong.len());
+    }
+
+    /// The blocks that hold something else than the contents called `seed`.
+    pub fn wrong(&mut self, blocks: &[(u32, u32)], seed: u64) -> Vec<u32> {
+        match self.tell(&Command::Check { blocks: blocks.to_vec(), seed }) {
+            Answer::Wrong(wrong) => wrong,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Submits a transfer.
+    pub fn submit(&mut self, name: &str, what: Move) {
+        self.ok(&Command::Submit { name: name.into(), what });
+    }
+
+    /// Waits for a transfer's end.
+    pub fn wait(&mut self, name: &str, patience: Duration) -> End {
+        let patience_ms = u64::try_from(patience.as_millis()).expect("it is short");
+        match self.tell(&Command::Wait { name: name.into(), patience_ms }) {
+            Answer::End(end) => end,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Submits a transfer and waits for its end.
+    pub fn transfer(&mut self, what: Move) -> End {
+        match self.tell(&Command::Submit { name: "t".into(), what }) {
+            Answer::Ok => self.wait("t", ANSWER),
+            Answer::Error { cause, message } => {
+                End::Failed { cause, message, remote: "untouched".into() }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Grants blocks to another for a minute. Returns the ticket.
+    pub fn grant(
+        &mut self,
+        name: &str,
+        blocks: std::ops::Range<u32>,
+        to: &Self,
+        write: bool,
+    ) -> Vec<u8> {
+        let (name, peer, ttl_ms) = (name.into(), to.incarnation, 60_000);
+        match self.tell(&Command::Grant { name, blocks, peer, write, ttl_ms }) {
+            Answer::Ticket(ticket) => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Revokes a grant. Returns how long that took.
+    pub fn revoke(&mut self, name: &str) -> Duration {
+        let began = Instant::now();
+        self.ok(&Command::Revoke { name: name.into() });
+        began.elapsed()
+    }
+
+    /// What it holds.
+    pub fn held(&mut self) -> Held {
+        match self.tell(&Command::Status) {
+            Answer::Held(held) => held,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Asks until what it holds is as wanted; panics after ten seconds.
+    #[track_caller]
+    pub fn await_held(&mut self, what: &str, wanted: impl Fn(&Held) -> bool) -> Held {
+        let began = Instant::now();
+        loop {
+            let held = self.held();
+            if wanted(&held) {
+                return held;
+            }
+            assert!(began.elapsed() < Duration::from_secs(10), "never {what}: {held:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Stops it: its sockets live, it does not.
+    pub fn stop(&self) {
+        kill_process(self.pid(), Signal::STOP).expect("it runs");
+    }
+
+    /// Wakes it after [`Process::stop`].
+    pub fn wake(&self) {
+        kill_process(self.pid(), Signal::CONT).expect("it is stopped");
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) {
+        kill_process(self.pid(), Signal::KILL).expect("it runs");
+        self.child.wait().expect("it was started here");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A stopped process dies too; one that is dead already is no error.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A push of `count` blocks, from the first of the pusher's to the first of the other's.
+#[must_use]
+pub fn push(with: &Process, count: u32) -> Move {
+    blocks(Way::Push, with, 0..count)
+}
+
+/// A pull of `count` blocks, from the first of the other's to the first of the puller's.
+#[must_use]
+pub fn pull(with: &Process, count: u32) -> Move {
+    blocks(Way::Pull, with, 0..count)
+}
+
+/// A transfer of the same blocks at both ends.
+#[must_use]
+pub fn blocks(way: Way, with: &Process, blocks: std::ops::Range<u32>) -> Move {
+    let local: Vec<u32> = blocks.collect();
+    Move {
+        way,
+        with: with.address.clone(),
+        remote: local.clone(),
+        local,
+        notify: None,
+        deadline_ms: None,
+        checksum: false,
+        ticket: None,
+    }
+}
+
+/// What a process holds, as the kernel tells it; `self` for this one. What only the engine knows
+/// is 0.
+///
+/// # Errors
+/// When the process is gone.
+pub fn usage_of(pid: &str) -> anyhow::Result<Held> {
+    let proc = format!("/proc/{pid}");
+    let mut threads = 0;
+    let mut cpu_ns = 0;
+    for task in fs::read_dir(format!("{proc}/task"))? {
+        // A thread may end between being listed and being read.
+        if let Ok(stat) = fs::read_to_string(task?.path().join("schedstat")) {
+            threads += 1;
+            let spent = stat.split_whitespace().next().and_then(|ns| ns.parse::<u64>().ok());
+            cpu_ns += spent.unwrap_or(0);
+        }
+    }
+    let status = fs::read_to_string(format!("{proc}/status"))?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let resident_kib: u64 =
+        resident.and_then(|line| line.split_whitespace().next()).map_or(Ok(0), str::parse)?;
+    let maps = fs::read_to_string(format!("{proc}/maps"))?;
+    Ok(Held {
+        transfers: 0,
+        lanes_opened: 0,
+        lanes_accepted: 0,
+        regions: 0,
+        grants: 0,
+        // The listing holds a descriptor itself.
+        descriptors: fs::read_dir(format!("{proc}/fd"))?.count() - 1,
+        threads,
+        memfds: maps.lines().filter(|line| line.contains("memfd:kvferry")).count(),
+        resident_bytes: resident_kib << 10,
+        cpu_ns,
+    })
+}

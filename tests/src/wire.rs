@@ -1,0 +1,109 @@
+//! A peer that is no engine: it speaks frames on a lane, well or badly.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use kvferry_proto::frame::{
+    Descriptor, Hello, Kind, Prefix, Refusal, Reply, SliceHead, Welcome,
+};
+use kvferry_proto::message::VERSION_MAJOR;
+use kvferry_proto::{GrantId, Incarnation, LaneId, RegionId, TransferId};
+
+use crate::process::Process;
+
+/// A lane to a peer process, spoken by hand.
+#[derive(Debug)]
+pub struct RawLane {
+    stream: TcpStream,
+}
+
+impl RawLane {
+    /// Connects, and says nothing yet.
+    #[must_use]
+    pub fn connect(to: &Process) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", to.lane_port)).expect("it accepts lanes");
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("not zero");
+        Self { stream }
+    }
+
+    /// Connects as `initiator`, and says hello.
+    ///
+    /// # Errors
+    /// Why the lane is refused.
+    pub fn open(to: &Process, initiator: u64, lane: u32) -> Result<Self, Refusal> {
+        let mut raw = Self::connect(to);
+        let hello = Hello {
+            version: VERSION_MAJOR,
+            initiator: Incarnation(initiator),
+            target: Incarnation(to.incarnation),
+            lane: LaneId(lane),
+        };
+        raw.send(&hello.encode());
+        let mut welcome = [0; Welcome::BYTES];
+        raw.stream.read_exact(&mut welcome).expect("it answers a hello");
+        match Welcome::decode(&welcome).expect("it answers with a welcome").refusal {
+            Some(refusal) => Err(refusal),
+            None => Ok(raw),
+        }
+    }
+
+    /// Sends bytes.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("it reads what it gets");
+    }
+
+    /// Sends bytes that may find the connection closed already.
+    pub fn send_to_whom_it_may_concern(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    /// Reads one reply without a payload.
+    pub fn reply(&mut self) -> Reply {
+        let mut prefix = [0; Prefix::BYTES];
+        self.stream.read_exact(&mut prefix).expect("a reply comes");
+        let prefix = Prefix::decode(&prefix).expect("a reply has a prefix");
+        let mut head = vec![0; prefix.head_bytes as usize];
+        self.stream.read_exact(&mut head).expect("a reply has a head");
+        Reply::decode(&prefix, &head).expect("it is a reply")
+    }
+
+    /// Whether the other end closes the connection, within ten seconds.
+    pub fn is_closed(&mut self) -> bool {
+        let mut byte = [0];
+        match self.stream.read(&mut byte) {
+            Ok(count) => count == 0,
+            Err(error) => !matches!(
+                error.kind(),
+                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+            ),
+        }
+    }
+}
+
+/// The frame of a write of `payload` to one span, under a grant.
+#[must_use]
+pub fn write_frame(
+    transfer: u64,
+    grant: GrantId,
+    region: RegionId,
+    offset: u64,
+    payload: &[u8],
+) -> Vec<u8> {
+    let bytes = u32::try_from(payload.len()).expect("a small payload");
+    let head = SliceHead {
+        transfer: TransferId(transfer),
+        floor: TransferId(transfer),
+        slice: 0,
+        remaining_us: 10_000_000,
+        crc32c: 0,
+    };
+    let prefix =
+        Prefix { answer_now: true, payload_bytes: bytes, ..Prefix::new(Kind::Write) };
+    let mut frame = Vec::new();
+    head.encode(&mut frame, prefix, None, |writer| {
+        writer.push(grant, region, Descriptor { offset, bytes, count: 1, stride: 0 });
+    });
+    frame.extend_from_slice(payload);
+    frame
+}

@@ -1,0 +1,185 @@
+//! Promise 3: each end fences its own memory.
+
+use std::time::Duration;
+
+use kvferry_tests::command::{Answer, Command, Move, Setup, Way};
+use kvferry_tests::process::{Cache, Process, blocks, pull, push};
+use kvferry_tests::proxy::Proxy;
+
+/// Nothing that a peer does holds up a revocation: it takes a system call's time. The rest is for
+/// the way to the process and back.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+const COUNT: u32 = 1024;
+
+/// A process behind a proxy that can hold back what goes to it.
+fn behind(proxy: &Proxy, share: bool) -> Process {
+    let setup = Setup { lane_advertise: Some(proxy.address()), ..Setup::default() };
+    let cache = Cache { blocks: COUNT.into(), block_bytes: 4096, share };
+    let process = Process::start_with(setup, cache);
+    proxy.lead_to(process.lane_port);
+    process
+}
+
+fn beside() -> Process {
+    let cache = Cache { blocks: COUNT.into(), ..Cache::default() };
+    Process::start_with(Setup::default(), cache)
+}
+
+#[test]
+fn a_target_that_revokes_keeps_its_blocks_though_the_writer_wakes_later() {
+    let proxy = Proxy::start();
+    let mut target = behind(&proxy, false);
+    let mut initiator = beside();
+    initiator.connect(&target);
+    initiator.fill(0..COUNT, 1);
+    let ticket = Some(target.grant("g", 0..COUNT, &initiator, true));
+
+    // Half a slice arrives, then nothing: the writer is stopped in the middle of it.
+    proxy.hold_after(600_000);
+    initiator.submit("t", Move { ticket, ..push(&target, COUNT) });
+    proxy.await_held();
+    initiator.stop();
+    let landed = COUNT as usize - target.wrong(&pairs(0..COUNT), 1).len();
+    assert!(landed > 10, "the writer was to be stopped in mid-write, {landed} blocks are there");
+
+    let took = target.revoke("g");
+    assert!(took < AT_ONCE, "{took:?}");
+    target.fill(0..COUNT, 2);
+
+    // The blocks are somebody else's now. The writer wakes and goes on.
+    proxy.release();
+    initiator.wake();
+    let end = initiator.wait("t", Duration::from_secs(20));
+    assert_eq!((end.cause(), end.remote()), ("Refused", "fenced"), "{end:?}");
+    target.assert_holds(0..COUNT, 2);
+    // The lane is none the worse.
+    let again = Some(target.grant("again", 0..COUNT, &initiator, true));
+    assert!(initiator.transfer(Move { ticket: again, ..push(&target, COUNT) }).is_done());
+    target.assert_holds(0..COUNT, 1);
+}
+
+fn pairs(blocks: std::ops::Range<u32>) -> Vec<(u32, u32)> {
+    blocks.map(|block| (block, block)).collect()
+}
+
+#[test]
+fn an_expired_grant_stops_a_write_in_its_middle() {
+    let proxy = Proxy::start();
+    let mut target = behind(&proxy, false);
+    let mut initiator = beside();
+    initiator.connect(&target);
+    initiator.fill(0..COUNT, 1);
+    let grant = Command::Grant {
+        name: "g".into(),
+        blocks: 0..COUNT,
+        peer: initiator.incarnation,
+        write: true,
+        ttl_ms: 1500,
+    };
+    let Answer::Ticket(ticket) = target.tell(&grant) else { panic!("no ticket") };
+    proxy.hold_after(600_000);
+    initiator.submit("t", Move { ticket: Some(ticket), ..push(&target, COUNT) });
+    proxy.await_held();
+    std::thread::sleep(Duration::from_millis(1600));
+    target.fill(0..COUNT, 2);
+    proxy.release();
+    let end = initiator.wait("t", Duration::from_secs(20));
+    assert_eq!((end.cause(), end.remote()), ("Refused", "fenced"), "{end:?}");
+    target.assert_holds(0..COUNT, 2);
+}
+
+#[test]
+fn a_writer_that_times_out_and_reuses_its_memory_sends_none_of_the_new_bytes() {
+    let mut target = beside();
+    let mut initiator = beside();
+    initiator.connect(&target);
+    initiator.fill(0..COUNT, 1);
+    target.fill(0..COUNT, 9);
+    target.stop();
+    let end = initiator.transfer(Move { deadline_ms: Some(400), ..push(&target, COUNT) });
+    assert_eq!((end.cause(), end.remote()), ("Deadline", "unknown"), "{end:?}");
+    // The caller was told the end: the memory is its own again.
+    initiator.fill(0..COUNT, 2);
+    target.wake();
+    // Whatever is still in the target's sockets is taken out of them before this is through.
+    assert!(initiator.transfer(Move { notify: Some("x".into()), ..push(&target, 0) }).is_done());
+    let old = target.wrong(&pairs(0..COUNT), 9).len() as u32;
+    let new = COUNT - target.wrong(&pairs(0..COUNT), 2).len() as u32;
+    assert_eq!(new, 0, "blocks with bytes from after the end");
+    // The lanes were reset, so what was queued for the stopped target was dropped, too.
+    assert_eq!(old, 0, "blocks that were written after the end");
+}
+
+#[test]
+fn a_reader_that_times_out_gets_nothing_into_its_memory_any_more() {
+    let proxy = Proxy::start();
+    let mut source = behind(&proxy, true);
+    let mut initiator = beside();
+    initiator.connect(&source);
+    source.fill(0..COUNT, 1);
+    source.stop();
+    let end = initiator.transfer(Move { deadline_ms: Some(400), ..pull(&source, COUNT) });
+    assert_eq!(end.cause(), "Deadline", "{end:?}");
+    initiator.fill(0..COUNT, 2);
+    source.wake();
+    // Everything that was asked for is answered before this is.
+    assert!(initiator.transfer(Move { notify: Some("x".into()), ..push(&source, 0) }).is_done());
+    initiator.assert_holds(0..COUNT, 2);
+    assert!(initiator.transfer(pull(&source, COUNT)).is_done());
+    initiator.assert_holds(0..COUNT, 1);
+}
+
+#[test]
+fn a_source_that_is_released_while_a_reader_is_stopped_is_never_reported_done() {
+    // Large enough that the source cannot put all of it into the sockets before the reader stops.
+    const LARGE: u32 = 512;
+    let cache = Cache { blocks: LARGE.into(), block_bytes: 64 << 10, share: false };
+    for attempt in 0..20 {
+        let mut source = Process::start_with(Setup::default(), cache);
+        let mut reader = Process::start_with(Setup::default(), cache);
+        reader.connect(&source);
+        source.fill(0..LARGE, 1);
+        let ticket = source.grant("g", 0..LARGE, &reader, false);
+        reader.submit("t", Move { ticket: Some(ticket), ..pull(&source, LARGE) });
+        reader.stop();
+        // The source gives up on the reader and takes its memory back.
+        assert!(source.revoke("g") < AT_ONCE);
+        source.fill(0..LARGE, 2);
+        reader.wake();
+        let end = reader.wait("t", Duration::from_secs(20));
+        if end.is_done() {
+            // It was through before the reader stopped: then every byte is the old one.
+            reader.assert_holds(0..LARGE, 1);
+            continue;
+        }
+        let released = ["SourceReleased", "Refused"].contains(&end.cause());
+        assert!(released, "{end:?}");
+        assert!(attempt < 20);
+        return;
+    }
+    panic!("the reader was never stopped in the middle of a pull");
+}
+
+#[test]
+fn what_is_cancelled_is_fenced_at_the_target() {
+    let proxy = Proxy::start();
+    let mut target = behind(&proxy, true);
+    let mut initiator = beside();
+    initiator.connect(&target);
+    initiator.fill(0..COUNT, 1);
+    proxy.hold_after(600_000);
+    initiator.submit("t", push(&target, COUNT));
+    proxy.await_held();
+    assert!(matches!(initiator.tell(&Command::Cancel { name: "t".into() }), Answer::Ok));
+    proxy.release();
+    let end = initiator.wait("t", Duration::from_secs(20));
+    assert_eq!((end.cause(), end.remote()), ("Cancelled", "fenced"), "{end:?}");
+    // Confirmed: from now on the blocks are the target's alone.
+    target.fill(0..COUNT, 2);
+    assert!(initiator.transfer(Move { notify: Some("x".into()), ..push(&target, 0) }).is_done());
+    std::thread::sleep(Duration::from_millis(100));
+    target.assert_holds(0..COUNT, 2);
+    assert!(initiator.transfer(blocks(Way::Push, &target, 0..10)).is_done());
+    target.assert_holds(0..10, 1);
+}

@@ -1,0 +1,127 @@
+//! Promise 10: after shutdown nothing is held, and an idle engine costs next to nothing.
+
+use std::time::{Duration, Instant};
+
+use kvferry_tests::command::{Answer, Command, Held, Setup};
+use kvferry_tests::process::{Cache, Process, pull, push};
+use kvferry_tests::proxy::Proxy;
+
+/// A share of a core that an idle engine with ten peers may take: a thousandth is the goal, and
+/// what is asserted leaves room for a busy machine.
+const IDLE_SHARE: f64 = 0.005;
+
+fn shut_down(process: &mut Process) -> Held {
+    let began = Instant::now();
+    assert!(matches!(process.tell(&Command::Shutdown { patience_ms: 500 }), Answer::Ok));
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    process.held()
+}
+
+/// What a process of the same kind holds that never started an engine, or has given it back.
+fn bare() -> Held {
+    let mut process = Process::start();
+    shut_down(&mut process);
+    process.held()
+}
+
+fn assert_as_before(held: &Held, before: &Held) {
+    assert_eq!((held.descriptors, held.threads, held.memfds), (
+        before.descriptors,
+        before.threads,
+        0
+    ));
+}
+
+#[test]
+fn a_process_holds_after_shutdown_what_it_held_before_its_engine() {
+    let before = bare();
+    assert_eq!(before.threads, 1, "the main thread");
+    assert_eq!(before.memfds, 0);
+    let mut target = Process::start();
+    let mut initiator = Process::start();
+    initiator.connect(&target);
+    for _ in 0..3 {
+        assert!(initiator.transfer(push(&target, 256)).is_done());
+        assert!(initiator.transfer(pull(&target, 256)).is_done());
+    }
+    assert_as_before(&shut_down(&mut initiator), &before);
+    target.await_held("free of lanes", |held| held.lanes_accepted == 0);
+    assert_as_before(&shut_down(&mut target), &before);
+}
+
+#[test]
+fn with_work_in_flight_too_and_in_bounded_time() {
+    let before = bare();
+    for build in [push, pull] {
+        let proxy = Proxy::start();
+        let setup = Setup { lane_advertise: Some(proxy.address()), ..Setup::default() };
+        let cache = Cache { blocks: 4096, ..Cache::default() };
+        let mut target = Process::start_with(setup, cache);
+        proxy.lead_to(target.lane_port);
+        let mut initiator = Process::start_with(Setup::default(), cache);
+        initiator.connect(&target);
+        proxy.hold_after(300);
+        for index in 0..20 {
+            initiator.submit(&index.to_string(), build(&target, 4096));
+        }
+        proxy.await_held();
+        let held = shut_down(&mut initiator);
+        assert_as_before(&held, &before);
+        proxy.release();
+        assert_as_before(&shut_down(&mut target), &before);
+    }
+}
+
+#[test]
+fn idle_lanes_close_and_the_first_transfer_after_them_works() {
+    let setup = || Setup { idle_ms: Some(300), ..Setup::default() };
+    let mut target = Process::start_with(setup(), Cache::default());
+    let mut initiator = Process::start_with(setup(), Cache::default());
+    initiator.connect(&target);
+    initiator.fill(0..256, 1);
+    assert!(initiator.transfer(push(&target, 256)).is_done());
+    initiator.await_held("resting", |held| held.lanes_opened == 0);
+    target.await_held("resting", |held| held.lanes_accepted == 0);
+    initiator.fill(0..256, 2);
+    let began = Instant::now();
+    assert!(initiator.transfer(push(&target, 256)).is_done());
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    target.assert_holds(0..256, 2);
+}
+
+#[test]
+fn an_idle_engine_with_ten_connected_peers_sleeps() {
+    let targets: Vec<_> = (0..10).map(|_| Process::start()).collect();
+    let mut initiator = Process::start();
+    for target in &targets {
+        initiator.connect(target);
+    }
+    assert!(initiator.transfer(push(&targets[0], 256)).is_done());
+    initiator.await_held("connected", |held| held.lanes_opened == 20);
+    let (began, before) = (Instant::now(), initiator.held().cpu_ns);
+    std::thread::sleep(Duration::from_secs(6));
+    let spent = Duration::from_nanos(initiator.held().cpu_ns - before);
+    let share = spent.as_secs_f64() / began.elapsed().as_secs_f64();
+    println!("an idle engine with ten peers takes {:.4} % of a core", share * 100.0);
+    assert!(share < IDLE_SHARE, "{share}");
+}
+
+#[test]
+fn ten_thousand_small_transfers_leave_no_more_sockets_than_one() {
+    let mut target = Process::start();
+    let mut initiator = Process::start();
+    initiator.connect(&target);
+    assert!(initiator.transfer(push(&target, 1)).is_done());
+    let before = initiator.await_held("connected", |held| held.lanes_opened == 2);
+    for round in 0..100 {
+        for index in 0..100 {
+            initiator.submit(&index.to_string(), push(&target, 1));
+        }
+        for index in 0..100 {
+            assert!(initiator.wait(&index.to_string(), Duration::from_secs(10)).is_done());
+        }
+        assert_eq!(initiator.held().lanes_opened, 2, "round {round}");
+    }
+    assert_eq!(initiator.held().descriptors, before.descriptors);
+    assert_eq!(target.held().lanes_accepted, 2);
+}
