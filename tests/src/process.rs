@@ -231,9 +231,22 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    /// Stops it: its sockets live, it does not.
+    /// Stops it, and returns when every thread of it has stopped: its sockets live, it does not.
     pub fn stop(&self) {
         kill_process(self.pid(), Signal::STOP).expect("it runs");
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |task: PathBuf| {
+            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            // The state is the field behind the name, which is in brackets.
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        };
+        while !fs::read_dir(&tasks)
+            .expect("it runs")
+            .filter_map(Result::ok)
+            .all(|task| is_stopped(task.path()))
+        {
+            std::thread::yield_now();
+        }
     }
 
     /// Wakes it after [`Process::stop`].

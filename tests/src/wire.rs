@@ -4,9 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use kvferry_proto::frame::{
-    Descriptor, Hello, Kind, Prefix, Refusal, Reply, SliceHead, Welcome,
-};
+use kvferry_proto::frame::{Descriptor, Hello, Kind, Prefix, Refusal, Reply, SliceHead, Welcome};
 use kvferry_proto::message::VERSION_MAJOR;
 use kvferry_proto::{GrantId, Incarnation, LaneId, RegionId, TransferId};
 
@@ -98,8 +96,7 @@ pub fn write_frame(
         remaining_us: 10_000_000,
         crc32c: 0,
     };
-    let prefix =
-        Prefix { answer_now: true, payload_bytes: bytes, ..Prefix::new(Kind::Write) };
+    let prefix = Prefix { answer_now: true, payload_bytes: bytes, ..Prefix::new(Kind::Write) };
     let mut frame = Vec::new();
     head.encode(&mut frame, prefix, None, |writer| {
         writer.push(grant, region, Descriptor { offset, bytes, count: 1, stride: 0 });

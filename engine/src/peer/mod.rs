@@ -321,10 +321,13 @@ impl PeerInner {
                     let task = self.core.runtime.spawn(client::hold(Arc::downgrade(self)));
                     self.replace_control(Some(task.abort_handle()));
                 }
-                Action::Forget => {
+                Action::Connected => self.answer_waiting(&Ok(())),
+                Action::Forget(cause) => {
                     self.table.write().reset(None);
                     self.replace_control(None);
-                    self.answer_waiting(&Err(Error::unreachable(&self.endpoint, "it is gone")));
+                    if let Some(cause) = cause {
+                        self.answer_waiting(&Err(cause));
+                    }
                 }
                 Action::OpenLane(lane) => {
                     let peer = Arc::downgrade(self);
@@ -374,7 +377,6 @@ impl PeerInner {
 
     /// The handshake is through and the peer's table is whole, or it failed.
     pub(crate) fn shaken(self: &Arc<Self>, answer: Result<(Incarnation, Offer), Error>) {
-        let told = answer.as_ref().map(|_| ()).map_err(Clone::clone);
         let incarnation = answer.map(|(incarnation, offer)| {
             *self.offer.lock() = Some(offer);
             incarnation
@@ -383,13 +385,7 @@ impl PeerInner {
             Ok(incarnation) => tracing::info!(peer = %self.endpoint, %incarnation, "connected"),
             Err(error) => tracing::warn!(peer = %self.endpoint, %error, "not connected"),
         }
-        // First those who wait: a failure makes the session forget, which answers them too, with
-        // less to say.
-        if told.is_err() {
-            self.answer_waiting(&told);
-        }
         self.event(|session, now| session.on_handshake(now, incarnation));
-        self.answer_waiting(&told);
     }
 
     pub(crate) fn offer(&self) -> Option<Offer> {

@@ -12,8 +12,8 @@ mod layout;
 mod region;
 mod table;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crossbeam_skiplist::SkipMap;
 use kvferry_proto::{Access, RegionId};
@@ -33,8 +33,9 @@ pub use region::{Region, Released, Span};
 pub(crate) use table::Cursor;
 
 pub(crate) struct RegistryInner {
-    /// By base address. Readers take no lock; writers hold `slots`.
-    by_address: SkipMap<u64, Arc<RegionInner>>,
+    /// By base address. Readers take no lock; writers hold `registering`. Weak, because the map
+    /// frees what is removed from it some time later, and memory must not wait for that.
+    by_address: SkipMap<u64, Weak<RegionInner>>,
     slots: RwLock<Slots>,
     /// Held while ranges are compared and inserted or removed.
     registering: Mutex<()>,
@@ -105,7 +106,7 @@ impl Registry {
             .by_address
             .range(..end)
             .next_back()
-            .map(|entry| entry.value().clone())
+            .and_then(|entry| entry.value().upgrade())
             .filter(|existing| existing.end() > base);
         if let Some(existing) = overlapping {
             if base < existing.base() || end > existing.end() {
@@ -134,7 +135,7 @@ impl Registry {
             slots.fill(id, region.clone());
             region
         };
-        inner.by_address.insert(base, region.clone());
+        inner.by_address.insert(base, Arc::downgrade(&region));
         inner.count.fetch_add(1, Ordering::Relaxed);
         Region::reference(self, region, 0, length)
     }
@@ -168,7 +169,7 @@ impl Registry {
             .by_address
             .range(..=address)
             .next_back()
-            .map(|entry| entry.value().clone())
+            .and_then(|entry| entry.value().upgrade())
             .filter(|region| end <= region.end() && length > 0)
             .ok_or(not_registered)
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kvferry_proto::message::{Location, RegionDescription, StandingGrant};
 use kvferry_proto::{Access, GrantId, RegionId, TransferId};
 use kvferry_transport::memory::{self, Memory};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::layout::{Layout, LayoutView};
 use super::{GrantInner, Registry};
@@ -37,8 +37,13 @@ struct State {
 
 pub(crate) struct RegionInner {
     pub(crate) id: RegionId,
-    pub(crate) memory: Memory,
     pub(crate) access: Access,
+    base: u64,
+    length: u64,
+    page_bytes: usize,
+    location: memory::Location,
+    /// Gone once the region is unregistered: views and spans that are kept keep no memory.
+    memory: RwLock<Option<Memory>>,
     state: Mutex<State>,
     /// A use ended.
     released: Condvar,
@@ -46,19 +51,34 @@ pub(crate) struct RegionInner {
 
 impl RegionInner {
     pub(super) fn new(id: RegionId, memory: Memory, access: Access) -> Self {
-        Self { id, memory, access, state: Mutex::default(), released: Condvar::new() }
+        Self {
+            id,
+            access,
+            base: memory.base(),
+            length: memory.length(),
+            page_bytes: memory.page_bytes(),
+            location: memory.location(),
+            memory: RwLock::new(Some(memory)),
+            state: Mutex::default(),
+            released: Condvar::new(),
+        }
     }
 
     pub(crate) fn base(&self) -> u64 {
-        self.memory.base()
+        self.base
     }
 
     pub(crate) fn length(&self) -> u64 {
-        self.memory.length()
+        self.length
     }
 
     pub(crate) fn end(&self) -> u64 {
         self.base() + self.length()
+    }
+
+    /// The memory, while the region is registered.
+    pub(crate) fn memory(&self) -> Result<Memory, Error> {
+        self.memory.read().clone().ok_or(Error::Unregistered { region: self.id })
     }
 
     /// Whether it covers `[address, address + length)`.
@@ -91,11 +111,11 @@ impl RegionInner {
             id: self.id,
             base: self.base(),
             length: self.length(),
-            location: match self.memory.location() {
+            location: match self.location {
                 memory::Location::Host { numa } => Location::Host { numa },
                 memory::Location::Shared { numa } => Location::Shared {
                     numa,
-                    page_kib: u32::try_from(self.memory.page_bytes() >> 10).unwrap_or(u32::MAX),
+                    page_kib: u32::try_from(self.page_bytes >> 10).unwrap_or(u32::MAX),
                 },
                 memory::Location::File => Location::File,
             },
@@ -189,15 +209,17 @@ impl Region {
     }
 
     /// The memory behind it. Offsets there count from the region's start, not this reference's.
-    #[must_use]
-    pub fn memory(&self) -> &Memory {
-        &self.inner.memory
+    ///
+    /// # Errors
+    /// [`Error::Unregistered`] when another reference is just unregistering it.
+    pub fn memory(&self) -> Result<Memory, Error> {
+        self.inner.memory()
     }
 
     /// The size of its pages in bytes, as far as the kernel says.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
-        self.inner.memory.page_bytes()
+        self.inner.page_bytes
     }
 
     /// Copies bytes out, starting at `offset`.
@@ -206,7 +228,7 @@ impl Region {
     /// [`Error::OutOfBounds`], or [`Error::Memory`] when the memory cannot be touched.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let at = self.check(offset, into.len() as u64)?;
-        Ok(self.inner.memory.copy_out(at, into)?)
+        Ok(self.memory()?.copy_out(at, into)?)
     }
 
     /// Copies bytes in, starting at `offset`.
@@ -215,7 +237,7 @@ impl Region {
     /// [`Error::OutOfBounds`], or [`Error::Memory`] when the memory cannot be touched.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let at = self.check(offset, from.len() as u64)?;
-        Ok(self.inner.memory.copy_in(at, from)?)
+        Ok(self.memory()?.copy_in(at, from)?)
     }
 
     /// A range of it, for transfers and grants.
@@ -303,6 +325,7 @@ impl Region {
             holder.cut();
         }
         self.registry.remove(&self.inner);
+        self.inner.memory.write().take();
         Released { still_referenced: false, cut }
     }
 

@@ -113,7 +113,7 @@ impl Request {
             begun,
             deadline,
         };
-        let locals = regions.iter().map(|region| region.memory.clone()).collect();
+        let locals = regions.iter().map(|region| region.memory()).collect::<Result<_, _>>()?;
         let driver = Box::new(PeerDriver(Arc::downgrade(&self.peer)));
         let cargo = Arc::new(Cargo::new(terms, plan, locals, remotes, driver));
         let holder: Arc<dyn Holder> = cargo.clone();

@@ -52,7 +52,8 @@ impl Authority {
                     None => {
                         let grant = registry.grants().get(section.grant)?;
                         grant.check(initiator.incarnation, wanted, now)?;
-                        spans.attach(&grant.region(section.region)?.memory);
+                        let memory = grant.region(section.region)?.memory();
+                        spans.attach(&memory.map_err(|_| Status::RegionGone)?);
                         current.insert(grant)
                     }
                 };

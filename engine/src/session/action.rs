@@ -3,6 +3,7 @@
 use kvferry_proto::frame::Control;
 use kvferry_proto::{LaneId, TransferId};
 
+use crate::error::Error;
 use crate::transfer::Outcome;
 
 /// What has to be done. `T` is whatever the driver attached to the transfer.
@@ -10,8 +11,11 @@ use crate::transfer::Outcome;
 pub enum Action<T> {
     /// Start a handshake; [`Session::on_handshake`](super::Session::on_handshake) takes the answer, or that there was none.
     Handshake,
-    /// Nothing that was remembered about the peer is valid any more.
-    Forget,
+    /// The peer is there: the first lane is open after a handshake.
+    Connected,
+    /// The peer is gone, for this cause where one is known: nothing that was remembered about it
+    /// is valid any more.
+    Forget(Option<Error>),
     /// Open a lane; [`Session::on_lane_up`](super::Session::on_lane_up) or [`Session::on_lane_down`](super::Session::on_lane_down) follows.
     OpenLane(LaneId),
     /// Close a lane; [`Session::on_lane_down`](super::Session::on_lane_down) follows.

@@ -86,6 +86,12 @@ impl<T: Clone> Session<T> {
             return;
         };
         let outcome = entry.transfer.time_out();
+        self.end_now(id, outcome);
+    }
+
+    /// Ends a transfer that its target may still be busy with.
+    pub(super) fn end_now(&mut self, id: TransferId, outcome: Outcome) {
+        let Some(entry) = self.transfers.get_mut(id) else { return };
         let unknown = matches!(outcome, Outcome::Failed(_, Remote::Unknown));
         let out: BTreeSet<LaneId> =
             if unknown { entry.transfer.lanes_out().collect() } else { BTreeSet::new() };

@@ -8,6 +8,9 @@ use kvferry_proto::{Incarnation, LaneId};
 use super::{Action, Link, Session};
 use crate::error::Error;
 
+/// How often in a row no lane can be opened before transfers fail for it.
+const LANE_ATTEMPTS: u32 = 3;
+
 impl<T: Clone> Session<T> {
     /// The handshake was answered, or not.
     pub fn on_handshake(&mut self, now: Instant, answer: Result<Incarnation, Error>) {
@@ -23,6 +26,7 @@ impl<T: Clone> Session<T> {
                 }
                 self.known = Some(incarnation);
                 self.link = Link::Up { incarnation };
+                self.greeting = true;
                 self.heard = now;
                 self.next_ping = now + self.settings.ping_interval;
                 self.wanted = true;
@@ -32,7 +36,7 @@ impl<T: Clone> Session<T> {
                 self.give_up_all(&error);
                 self.wanted = false;
                 self.failures += 1;
-                self.go_down(now);
+                self.go_down(now, Some(error));
             }
         }
         self.pump(now);
@@ -46,6 +50,9 @@ impl<T: Clone> Session<T> {
             return;
         }
         self.failures = 0;
+        if std::mem::take(&mut self.greeting) {
+            self.actions.push_back(Action::Connected);
+        }
         self.hear(now);
         self.pump(now);
     }
@@ -122,11 +129,15 @@ impl<T: Clone> Session<T> {
         }
         let was_last = matches!(self.link, Link::Up { .. }) && self.lanes.is_empty();
         if was_last && !was_retired {
-            if let Some(cause) = cause {
-                self.give_up_all(&cause);
+            // Its control port answers and its lane port does not: a passing trouble, or a lasting
+            // one, which transfers are not kept waiting for until their deadlines.
+            if let Some(cause) = &cause {
                 self.failures += 1;
+                if self.failures >= LANE_ATTEMPTS {
+                    self.give_up_all(cause);
+                }
             }
-            self.go_down(now);
+            self.go_down(now, cause);
         }
     }
 
@@ -137,16 +148,16 @@ impl<T: Clone> Session<T> {
             self.lanes.retire(lane);
             self.actions.push_back(Action::CloseLane { lane, reset: true });
         }
-        self.go_down(now);
+        self.go_down(now, None);
     }
 
-    pub(super) fn go_down(&mut self, now: Instant) {
+    fn go_down(&mut self, now: Instant, cause: Option<Error>) {
         let settings = &self.settings;
         let retry_at = self.failures.checked_sub(1).map(|doublings| {
             let wait = settings.backoff_first * 2_u32.saturating_pow(doublings.min(16));
             now + wait.min(settings.backoff_most)
         });
         self.link = Link::Down { retry_at };
-        self.actions.push_back(Action::Forget);
+        self.actions.push_back(Action::Forget(cause));
     }
 }

@@ -57,6 +57,8 @@ pub struct Session<T> {
     known: Option<Incarnation>,
     /// Somebody waits to be connected, though there is nothing to transfer.
     wanted: bool,
+    /// A handshake is through, and no lane is open yet.
+    greeting: bool,
     failures: u32,
     lanes: LaneSet,
     /// Lanes that are lost with slices adrift, and where the target was asked to fence them.
@@ -86,6 +88,7 @@ impl<T: Clone> Session<T> {
             link: Link::Down { retry_at: None },
             known: None,
             wanted: false,
+            greeting: false,
             failures: 0,
             lanes: LaneSet::new(settings.bulk_lanes),
             lost: BTreeMap::new(),
@@ -204,7 +207,7 @@ impl<T: Clone> Session<T> {
     pub fn give_up(&mut self, now: Instant, id: TransferId, cause: Error) {
         if let Some(entry) = self.transfers.get_mut(id) {
             let outcome = entry.transfer.give_up(cause);
-            self.end(id, outcome);
+            self.end_now(id, outcome);
         }
         self.pump(now);
     }

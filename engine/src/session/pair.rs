@@ -352,7 +352,7 @@ impl World {
                     let delay = self.delay();
                     self.after(delay, Event::Handshake(answer));
                 }
-                Action::Forget => {}
+                Action::Connected | Action::Forget(_) => {}
                 Action::OpenLane(lane) => {
                     let incarnation = self.session.known.unwrap();
                     let delay = self.delay();

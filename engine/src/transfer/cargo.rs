@@ -9,7 +9,7 @@ use std::time::Instant;
 use kvferry_proto::frame::{Kind, Prefix, SliceHead};
 use kvferry_proto::{GrantId, RegionId, TransferId};
 use kvferry_transport::memory::{Memory, MemoryError, SpanList};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::{Op, Outcome};
 use crate::completion::{Completion, Report};
@@ -57,7 +57,8 @@ pub(crate) enum Permit {
 pub(crate) struct Cargo {
     terms: Terms,
     plan: Plan,
-    locals: Vec<Memory>,
+    /// Emptied at the end, so that a handle which is kept keeps no memory.
+    locals: RwLock<Vec<Memory>>,
     remotes: Vec<(GrantId, RegionId)>,
     driver: Box<dyn Driver>,
     id: OnceLock<TransferId>,
@@ -77,7 +78,7 @@ impl Cargo {
         Self {
             terms,
             plan,
-            locals,
+            locals: RwLock::new(locals),
             remotes,
             driver,
             id: OnceLock::new(),
@@ -142,9 +143,12 @@ impl Cargo {
     pub(crate) fn local_spans(&self, slice: &Slice) -> Result<SpanList, MemoryError> {
         let mut spans = SpanList::new();
         spans.reserve(slice.spans as usize);
+        let locals = self.locals.read();
         for run in self.plan.runs(slice) {
-            // A run's index was made with the list.
-            spans.attach(&self.locals[usize::from(run.local)]);
+            // Without the memory the push below says that it is out of bounds.
+            if let Some(memory) = locals.get(usize::from(run.local)) {
+                spans.attach(memory);
+            }
             for offset in run.local_offsets() {
                 spans.push(offset, run.bytes)?;
             }
@@ -211,6 +215,7 @@ impl Cargo {
                 Err(TransferError { transfer: Some(self.id()), peer, cause, remote })
             }
         };
+        self.locals.write().clear();
         self.uses.lock().clear();
         self.completion.end(ended);
     }

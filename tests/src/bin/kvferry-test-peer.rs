@@ -76,9 +76,7 @@ async fn obey(host: &mut Option<Host>, command: Command) -> Result<Answer> {
             }
             Ok(Answer::Ok)
         }
-        (command, host) => {
-            host.as_mut().ok_or_else(|| anyhow!("not started"))?.obey(command).await
-        }
+        (command, host) => host.as_mut().ok_or_else(|| anyhow!("not started"))?.obey(command).await,
     }
 }
 
@@ -114,12 +112,8 @@ impl Host {
         }
         let engine = builder.start().await?;
         let cache = registry.allocate(blocks * block_bytes)?;
-        let layout = cache.layout(Layout {
-            offset: 0,
-            block_bytes,
-            stride: block_bytes,
-            count: blocks,
-        })?;
+        let layout =
+            cache.layout(Layout { offset: 0, block_bytes, stride: block_bytes, count: blocks })?;
         layout.publish("cache")?;
         if share {
             cache.share(Access::ReadWrite)?;

@@ -59,10 +59,8 @@ fn what_a_pull_reports_done_is_here_at_once() {
 #[test]
 fn engines_listen_and_connect_over_ipv6_and_by_name() {
     for listen in ["[::1]:0", "localhost:0"] {
-        let setup = kvferry_tests::command::Setup {
-            listen: Some(listen.into()),
-            ..Default::default()
-        };
+        let setup =
+            kvferry_tests::command::Setup { listen: Some(listen.into()), ..Default::default() };
         let mut target = Process::start_with(setup, Cache::default());
         let mut initiator = Process::start();
         let host = listen.trim_end_matches(":0");

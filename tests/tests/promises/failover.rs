@@ -18,8 +18,7 @@ fn pair(proxy: &Proxy, bulk_lanes: usize) -> (Process, Process) {
     };
     let target = Process::start_with(setup.clone(), cache);
     proxy.lead_to(target.lane_port);
-    let mut initiator =
-        Process::start_with(Setup { lane_advertise: None, ..setup }, cache);
+    let mut initiator = Process::start_with(Setup { lane_advertise: None, ..setup }, cache);
     initiator.connect(&target);
     (target, initiator)
 }

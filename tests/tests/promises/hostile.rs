@@ -136,9 +136,8 @@ fn lanes_of_one_initiator_are_bounded_and_need_a_hello_of_ours() {
 #[test]
 fn half_open_clients_do_not_keep_others_out() {
     let mut target = Process::start();
-    let idle: Vec<_> = (0..300)
-        .map(|_| TcpStream::connect(("127.0.0.1", target.lane_port)).unwrap())
-        .collect();
+    let idle: Vec<_> =
+        (0..300).map(|_| TcpStream::connect(("127.0.0.1", target.lane_port)).unwrap()).collect();
     let began = Instant::now();
     assert_serves(&mut target);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());

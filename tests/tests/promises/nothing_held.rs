@@ -25,11 +25,10 @@ fn bare() -> Held {
 }
 
 fn assert_as_before(held: &Held, before: &Held) {
-    assert_eq!((held.descriptors, held.threads, held.memfds), (
-        before.descriptors,
-        before.threads,
-        0
-    ));
+    assert_eq!(
+        (held.descriptors, held.threads, held.memfds),
+        (before.descriptors, before.threads, 0)
+    );
 }
 
 #[test]

@@ -38,7 +38,10 @@ fn when_a_notification_arrives_all_of_its_data_is_in_place() {
                 assert_eq!(wrong, [0_u32; 0], "round {round}");
                 assert_eq!(from, initiator.incarnation);
             }
-            other => panic!("{other:?}"),
+            other => {
+                let end = initiator.wait("t", Duration::ZERO);
+                panic!("round {round}: {other:?}, and the transfer: {end:?}");
+            }
         }
         assert!(initiator.wait("t", Duration::from_secs(10)).is_done());
     }

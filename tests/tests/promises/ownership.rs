@@ -15,7 +15,7 @@ fn unregistering_waits_for_its_users_then_cuts_and_names_them() {
     let proxy = Proxy::start();
     let setup = Setup { lane_advertise: Some(proxy.address()), ..Setup::default() };
     let cache = Cache { blocks: 1024, ..Cache::default() };
-    let mut target = Process::start_with(setup, cache);
+    let target = Process::start_with(setup, cache);
     proxy.lead_to(target.lane_port);
     let mut initiator = Process::start_with(Setup::default(), cache);
     initiator.connect(&target);
@@ -30,7 +30,7 @@ fn unregistering_waits_for_its_users_then_cuts_and_names_them() {
     let end = initiator.wait("t", Duration::ZERO);
     assert_eq!((end.cause(), end.remote()), ("RegionWithdrawn", "unknown"), "{end:?}");
     // The memory is unmapped: nothing holds it, and nothing crashes for want of it.
-    assert_eq!(initiator.held().memfds, 0);
+    initiator.await_held("unmapped", |held| held.memfds == 0);
     proxy.release();
     assert_eq!(initiator.await_held("quiet", |held| held.transfers == 0).regions, 0);
 }
@@ -57,18 +57,11 @@ fn an_owner_that_unregisters_in_the_middle_of_a_push_is_safe_from_the_rest() {
 
 /// A peer of which one block is granted to a made-up initiator.
 fn granted() -> (Process, RawLane, GrantId, RegionId) {
-    let mut target = Process::start_with(
-        Setup::default(),
-        Cache { blocks: 8, block_bytes: 4096, share: false },
-    );
+    let mut target =
+        Process::start_with(Setup::default(), Cache { blocks: 8, block_bytes: 4096, share: false });
     target.fill(0..8, 1);
-    let grant = Command::Grant {
-        name: "g".into(),
-        blocks: 2..3,
-        peer: 77,
-        write: true,
-        ttl_ms: 60_000,
-    };
+    let grant =
+        Command::Grant { name: "g".into(), blocks: 2..3, peer: 77, write: true, ttl_ms: 60_000 };
     let Answer::Ticket(ticket) = target.tell(&grant) else { panic!("no ticket") };
     let ticket = Ticket::decode(&ticket).unwrap();
     let lane = RawLane::open(&target, 77, 1).unwrap();

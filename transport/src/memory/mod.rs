@@ -141,8 +141,9 @@ impl Memory {
     ///
     /// # Safety
     /// From now until every clone of the returned handle and every [`SpanList`] made from one is
-    /// dropped, `[base, base + length)` must be mapped readable and writable, and no Rust reference
-    /// into it may be used while a transfer touches it.
+    /// dropped, or never used again (a registry says when: once the region is unregistered),
+    /// `[base, base + length)` must be mapped readable and writable, and no Rust reference into it
+    /// may be used while a transfer touches it.
     pub unsafe fn foreign(base: *mut u8, length: usize) -> Result<Self, MemoryError> {
         if length == 0 {
             return Err(MemoryError::Empty);

@@ -275,8 +275,8 @@ impl Lane {
         self.flush();
     }
 
-    /// Queues whole frames without payload, to go out with whatever is sent next: nobody waits
-    /// for them.
+    /// Queues whole frames without payload, to go out with whatever is sent next, or when all that
+    /// the other end has sent is dealt with.
     pub fn send_later(&self, frames: &[u8]) {
         self.0.backlog.fetch_add(1, Ordering::Relaxed);
         self.0.queue.lock().push_bytes(frames, &self.0.backlog);
@@ -310,6 +310,9 @@ impl Lane {
         loop {
             let Some(mut sender) = self.0.sender.try_lock() else { return };
             let Some(sender_open) = sender.as_mut() else { return };
+            if self.0.backlog.load(Ordering::Relaxed) == 0 {
+                return;
+            }
             let go_on = sender_open.send_some(self, usize::MAX).may_go_on();
             drop(sender);
             // Whoever queued a frame while the lock was held relies on this second look.

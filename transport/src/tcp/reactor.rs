@@ -202,7 +202,15 @@ impl Turns {
         }
         if turn.receive {
             match self.receive(&lane) {
-                Received::Idle | Received::Paused => turn.receive = false,
+                Received::Idle { in_frame } => {
+                    turn.receive = false;
+                    // The other end is through with what it had to say: nothing is held back that
+                    // it may be waiting for.
+                    if !in_frame {
+                        lane.flush();
+                    }
+                }
+                Received::Paused => turn.receive = false,
                 Received::More => {}
                 Received::Over(reason) => return self.close(&lane, &reason),
             }
@@ -229,7 +237,7 @@ impl Turns {
         let mut receiver = lane.0.receiver.lock();
         match receiver.as_mut() {
             Some(receiver) => receiver.receive_some(lane, TURN_BYTES),
-            None => Received::Idle,
+            None => Received::Idle { in_frame: true },
         }
     }
 

@@ -34,8 +34,8 @@ enum Phase {
 
 /// What [`Receiver::receive_some`] came to.
 pub(super) enum Received {
-    /// Nothing more is there now.
-    Idle,
+    /// Nothing more is there now; whether a frame has come in part.
+    Idle { in_frame: bool },
     /// The budget is spent and there may be more.
     More,
     /// Too much waits to be sent; the lane is read again once that is gone.
@@ -93,7 +93,8 @@ impl Receiver {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.hold_back_wakeups();
-                    return Received::Idle;
+                    let in_frame = !matches!(self.phase, Phase::Prefix) || self.start < self.end;
+                    return Received::Idle { in_frame };
                 }
                 Err(error) => return Received::Over(CloseReason::Failed(error)),
             }
