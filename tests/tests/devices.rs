@@ -151,7 +151,7 @@ fn hosts_of_two_rails_are_refused_with_both_tables_before_anything_is_sent() {
          \x20 there:\n\
          \x20   mlx5_1:1       GID ::ffff:172.24.10.101, group 172.24.0.0/13\n\
          \x20 why not:\n\
-         \x20   mlx5_0:1 - mlx5_1:1: no route from 172.16.10.1 leads to 172.24.10.101 over the \
+         \x20   mlx5_0:1 - mlx5_1:1: no route from 172.16.10.1 to 172.24.10.101 over the \
          device's interface"
     );
 }
@@ -202,7 +202,7 @@ fn a_partition_key_that_is_asked_for_is_used_where_it_names_a_partition() {
     };
     assert_eq!(
         line("ibp2:1"),
-        "ibp2:1: GID 0 fe80::b83f:d203:e2:8bb2, fe80:0000:0000:0000, 0x8003"
+        "ibp2:1: GID 0 fe80::b83f:d203:e2:8bb2, fe80:0000:0000:0000 partition 0x0003, 0x8003"
     );
     assert!(line("ibp1:1").contains("partition key 0x0000 at index 1 names no partition"));
     assert!(line("ibp3:1").contains("no partition key at index 1, the table has 1"));
@@ -337,7 +337,7 @@ fn infiniband_ports_are_grouped_by_subnet_and_its_manager() {
             "ib2:1: GID 0 fec0::1:b83f:d203:a:3, fec0:0000:0000:0001 (SM 1), 0xffff",
             "ib3:1: GID 0 fec0::2:b83f:d203:a:4, fec0:0000:0000:0002 (SM 2), 0xffff",
             "ib4:1: GID 0 fe80::b83f:d203:a:5, fe80:0000:0000:0000 (SM 3), 0xffff",
-            "ib5:1: GID 0 fec0::1:b83f:d203:a:6, fec0:0000:0000:0001 (SM 1), 0x8001",
+            "ib5:1: GID 0 fec0::1:b83f:d203:a:6, fec0:0000:0000:0001 (SM 1) partition 0x0001, 0x8001",
         ],
     );
 }
@@ -357,11 +357,16 @@ fn infiniband_subnets_pair_with_themselves_and_doubtful_fabrics_are_probed_once(
         "neither the silent fabric nor the partition that the peer is not in"
     );
     assert!(pairs.iter().all(|pair| pair.mtu.is_none()), "devices have not been asked yet");
-    let silent = pairing.refused().into_iter().find(|refused| refused.local.to_string() == "ib4:1");
-    let probed = pairing.refused().into_iter().any(|refused| {
-        refused.reason == RefusedReason::Unreachable(Obstacle::Probed { answer: Answer::Silent })
-    });
-    assert!(silent.is_some() && probed);
+    let reason = |local: &str, remote: &str| {
+        let mut refused = pairing.refused().into_iter();
+        let found = refused
+            .find(|found| found.local.to_string() == local && found.remote.to_string() == remote);
+        found.expect("a reason").reason.to_string()
+    };
+    let silent = "probed: a READ of 8 bytes was not acknowledged in 1000 ms";
+    assert_eq!(reason("ib4:1", "ib4:1"), silent);
+    let partitions = "partition keys 0x8001 and 0x8002 are of two partitions";
+    assert_eq!(reason("ib5:1", "ib5:1"), partitions);
 }
 
 #[test]
@@ -378,10 +383,7 @@ fn routes_over_the_devices_own_interfaces_join_networks() {
     assert_eq!(names(&pairs), ["mlx5_0:1 - mlx5_0:1", "mlx5_1:1 - mlx5_1:1"]);
     let one_way =
         pairing("routed-rails-peer", "unusable-devices").pairs().expect_err("no way back");
-    assert!(
-        one_way.to_string().contains("no route from 10.14.1.72 leads to 10.14.5."),
-        "{one_way}"
-    );
+    assert!(one_way.to_string().contains("no route from 10.14.1.72 to 10.14.5."), "{one_way}");
 }
 
 #[test]

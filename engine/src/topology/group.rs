@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kvferry_transport::rdma::device::{IpNetwork, Lid, SubnetPrefix};
+use kvferry_transport::rdma::device::{IpNetwork, Lid, PKey, SubnetPrefix};
 
 use super::endpoint::{Endpoint, Fabric, PortName};
 use super::reach::{self, Reach};
@@ -10,12 +10,14 @@ use super::reach::{self, Reach};
 /// What ports have in common that reach each other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GroupLabel {
-    /// An InfiniBand subnet, and its manager.
+    /// A partition of an InfiniBand subnet.
     Subnet {
-        /// Its prefix.
+        /// The subnet's prefix.
         prefix: SubnetPrefix,
-        /// Its manager, where it is known.
+        /// The subnet's manager, where it is known.
         manager: Option<Lid>,
+        /// The partition, without the membership bit.
+        partition: u16,
     },
     /// An IP network.
     Network(IpNetwork),
@@ -23,6 +25,10 @@ pub enum GroupLabel {
     /// not known who else is there.
     Link(PortName),
 }
+
+/// The partition that every subnet has: InfiniBand Architecture Specification volume 1, section
+/// 10.9.1.2.
+const DEFAULT_PARTITION: u16 = 0x7fff;
 
 /// Ports of a host that reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +46,8 @@ impl GroupLabel {
         let link = || Self::Link(endpoint.name.clone());
         match &endpoint.fabric {
             Fabric::InfiniBand { subnet, subnet_manager } => {
-                Self::Subnet { prefix: *subnet, manager: *subnet_manager }
+                let partition = endpoint.pkey.map_or(DEFAULT_PARTITION, PKey::partition);
+                Self::Subnet { prefix: *subnet, manager: *subnet_manager, partition }
             }
             Fabric::Ethernet(reach) if reach.is_link_local() || reach.overlay.is_some() => link(),
             Fabric::Ethernet(reach) => reach.network.map_or_else(link, Self::Network),
@@ -90,10 +97,16 @@ fn joined(endpoints: &[&Endpoint], left: usize, right: usize) -> bool {
 impl fmt::Display for GroupLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Subnet { prefix, manager: Some(manager) } => {
-                write!(f, "{prefix} (SM {})", manager.0)
+            Self::Subnet { prefix, manager, partition } => {
+                write!(f, "{prefix}")?;
+                if let Some(manager) = manager {
+                    write!(f, " (SM {})", manager.0)?;
+                }
+                if *partition != DEFAULT_PARTITION {
+                    write!(f, " partition {partition:#06x}")?;
+                }
+                Ok(())
             }
-            Self::Subnet { prefix, manager: None } => write!(f, "{prefix}"),
             Self::Network(network) => write!(f, "{network}"),
             Self::Link(port) => write!(f, "link of {port}"),
         }

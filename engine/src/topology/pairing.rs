@@ -107,7 +107,7 @@ pub enum RefusedReason {
     #[error(transparent)]
     Unreachable(Obstacle),
     /// Nobody tried.
-    #[error("{0}, and it was not probed")]
+    #[error("{0} (not probed)")]
     Undecided(Doubt),
 }
 

@@ -116,7 +116,7 @@ pub enum Obstacle {
         address: IpAddr,
     },
     /// No route leads there.
-    #[error("no route from {from} leads to {to} over the device's interface")]
+    #[error("no route from {from} to {to} over the device's interface")]
     NoRoute {
         /// Whence.
         from: IpAddr,

@@ -96,6 +96,16 @@ fn guid(text: &str) -> Option<Guid> {
     }
 }
 
+impl fmt::Display for NodeType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ChannelAdapter => f.pad("CA"),
+            Self::Rnic => f.pad("RNIC"),
+            Self::Other(numbered) => f.pad(&numbered.label),
+        }
+    }
+}
+
 impl fmt::Display for Guid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = format!("{:016x}", self.0);
