@@ -53,10 +53,20 @@ impl RoutingTables {
     #[must_use]
     pub fn read(root: &HostRoot) -> Self {
         Self {
-            ipv4: root.text(IPV4).and_then(|text| parse_table(IPV4, text.lines().skip(1), ipv4)),
+            ipv4: root.text(IPV4).and_then(|text| parse_ipv4_table(&text)),
             ipv6: root.text(IPV6).and_then(|text| parse_table(IPV6, text.lines(), ipv6)),
-            other_ipv4_tables: root.text(TRIE).map(|text| other_tables(&text)),
+            other_ipv4_tables: root.parsed(TRIE, "a trie of routes", other_tables),
         }
+    }
+}
+
+fn parse_ipv4_table(text: &str) -> Fact<Vec<Route>> {
+    // A kernel's table has a heading even when it is empty; an empty file is a copy that failed.
+    match text.split_once('\n').unwrap_or((text, "")) {
+        (heading, routes) if heading.starts_with("Iface") => {
+            parse_table(IPV4, routes.lines(), ipv4)
+        }
+        (other, _) => Err(Absence::malformed(IPV4, other, "the heading of a routing table")),
     }
 }
 
@@ -138,9 +148,14 @@ fn route(netdev: &str, destination: IpAddr, prefix_len: u8, gateway: IpAddr, fla
 }
 
 /// Headings of the trie: `Main:`, `Local:`, and `Id 200:` for the others.
-fn other_tables(trie: &str) -> Vec<u32> {
-    let headings = trie.lines().filter_map(|line| line.strip_prefix("Id "));
-    headings.filter_map(|rest| rest.strip_suffix(':')?.parse().ok()).collect()
+fn other_tables(trie: &str) -> Option<Vec<u32>> {
+    let mut headings = trie.lines().filter(|line| !line.starts_with(' ')).peekable();
+    headings.peek()?;
+    let number = |heading: &str| match heading.strip_prefix("Id ") {
+        None => matches!(heading, "Main:" | "Local:").then_some(None),
+        Some(rest) => rest.strip_suffix(':')?.parse().ok().map(Some),
+    };
+    Some(headings.map(number).collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 #[cfg(test)]
@@ -184,6 +199,12 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_file_is_no_empty_table() {
+        assert_eq!(parse_ipv4_table(HEADING), Ok(vec![]));
+        assert!(parse_ipv4_table("").is_err());
+    }
+
+    #[test]
     fn one_unreadable_line_makes_the_table_unknown() {
         assert!(matches!(parse_ipv4("eth0 zzz"), Err(Absence::Malformed { .. })));
     }
@@ -191,13 +212,17 @@ mod tests {
     #[test]
     fn tables_besides_main_and_local_are_seen() {
         let trie = "Id 200:\n  +-- 0.0.0.0/0 2 0 2\nMain:\n  +-- 0.0.0.0/0\nLocal:\n   |-- Id 7:\n";
-        assert_eq!(other_tables(trie), [200]);
+        assert_eq!(other_tables(trie), Some(vec![200]));
+        assert_eq!(other_tables("Local:\n  +-- 0.0.0.0/0"), Some(vec![]));
+        assert_eq!(other_tables(""), None, "no kernel has no table");
+        assert_eq!(other_tables("Id x:\n"), None);
     }
 
     #[test]
     fn the_running_kernel_has_tables_that_can_be_read() {
         let tables = RoutingTables::read(&HostRoot::live());
         assert!(tables.ipv4.is_ok(), "{:?}", tables.ipv4);
+        assert!(tables.other_ipv4_tables.is_ok(), "{:?}", tables.other_ipv4_tables);
     }
 
     proptest! {
@@ -205,7 +230,8 @@ mod tests {
         fn no_table_panics(text in "(?s).{0,200}") {
             let _ = parse_ipv4(&text);
             let _ = parse_table(IPV6, text.lines(), ipv6);
-            let _ = other_tables(&format!("{HEADING}\n{text}"));
+            let _ = parse_ipv4_table(&format!("{HEADING}\n{text}"));
+            let _ = other_tables(&text);
         }
     }
 }
