@@ -174,6 +174,15 @@ fn a_default_route_over_the_interface_promises_nothing_and_refuses_nothing() {
 }
 
 #[test]
+fn an_address_of_unknown_network_is_probed_where_the_other_end_may_reach_it() {
+    let unknown = roce(0, Ipv4Addr::new(10, 0, 0, 1), |reach| reach.network = None);
+    let near = roce(1, Ipv4Addr::new(10, 0, 0, 2), |_| {});
+    let far = roce(1, Ipv4Addr::new(10, 0, 1, 2), |_| {});
+    assert!(matches!(between(&unknown, &near), Reach::Undecided(Doubt::NetworkUnknown { .. })));
+    assert!(matches!(between(&unknown, &far), Reach::Unreachable(Obstacle::NoRoute { .. })));
+}
+
+#[test]
 fn infiniband_and_ethernet_never_meet() {
     let fabric = Fabric::InfiniBand { subnet: SubnetPrefix(1), subnet_manager: None };
     let infiniband = endpoint(0, Gid([1; 16]), Some(PKey(0xffff)), fabric);

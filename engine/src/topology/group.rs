@@ -89,9 +89,8 @@ pub(super) fn positions(endpoints: &[&Endpoint]) -> Vec<Vec<usize>> {
 
 fn joined(endpoints: &[&Endpoint], left: usize, right: usize) -> bool {
     let (left, right) = (endpoints[left], endpoints[right]);
-    GroupLabel::of(left) == GroupLabel::of(right)
-        && !matches!(GroupLabel::of(left), GroupLabel::Link(_))
-        || reach::between(left, right) == Reach::Reachable
+    // Two ports of one host may have one address; they are on one network all the same.
+    GroupLabel::of(left) == GroupLabel::of(right) || reach::between(left, right) == Reach::Reachable
 }
 
 impl fmt::Display for GroupLabel {

@@ -130,6 +130,19 @@ mod tests {
     }
 
     #[test]
+    fn a_device_without_a_node_is_told_from_one_that_talks_nonsense() {
+        let root = tempfile::tempdir().expect("a directory");
+        let read = |content: &str| {
+            std::fs::write(root.path().join("numa_node"), content).expect("a file");
+            read_numa_node(&HostRoot::captured(root.path()), "/numa_node")
+        };
+        assert_eq!(read("1\n"), Ok(NumaNode(1)));
+        assert!(matches!(read("-1\n"), Err(Absence::NotAssigned { .. })));
+        assert!(matches!(read("-2\n"), Err(Absence::Malformed { .. })));
+        assert!(matches!(read(""), Err(Absence::Malformed { .. })));
+    }
+
+    #[test]
     fn addresses_of_wrong_form_are_refused() {
         for text in ["0000:18:20.0", "0000:18:00.8", "18:00.0", "0000:18:00", "0000:1:00.0", ""] {
             assert!(text.parse::<PciAddress>().is_err(), "{text}");
