@@ -28,14 +28,11 @@ pub(super) fn choose<'a>(
             problem,
         });
     }
-    if entries.is_empty() {
+    let Some(first) = entries.first() else {
         return Err(Refusal::NoGid { table_length: port.gid_table_length });
-    }
+    };
     match link_layer {
-        LinkLayer::InfiniBand => {
-            let first = port.gid_at(GidIndex(0));
-            first.ok_or(Refusal::NoGid { table_length: port.gid_table_length })
-        }
+        LinkLayer::InfiniBand => Ok(first),
         _ => {
             let candidates = entries.iter().filter(|entry| entry.kind == Ok(GidType::RoceV2));
             let best = candidates.min_by_key(|entry| rank(entry, facts));

@@ -41,7 +41,7 @@ pub enum SelectionError {
         gpu: GpuIndex,
     },
     /// The wishes leave no device, and there would be some.
-    #[error("{from} leaves no device of {present}")]
+    #[error("{from} leaves none of {present} ports: `kvctl topology` says why for each")]
     NothingLeft {
         /// Who asked.
         from: Source,
@@ -90,9 +90,9 @@ impl<'a> Selection<'a> {
                 (false, false) => return Err(Refusal::NotListed { by }),
                 _ => {}
             }
-            let names_port =
-                |entry: &&ListedDevice| entry.port.is_some() && self.means(entry, port);
-            if self.entries.iter().any(|entry| names_port(&entry)) {
+            // Who names a port means it, whatever port is asked for in general.
+            let names_port = |entry: &ListedDevice| entry.port.is_some() && self.means(entry, port);
+            if self.entries.iter().any(names_port) {
                 return Ok(());
             }
         }
@@ -108,38 +108,52 @@ impl<'a> Selection<'a> {
     pub(super) fn check(&self, ports: &[PortReport]) -> (Vec<SelectionError>, Vec<Unheeded>) {
         let mut errors: Vec<_> = self.gpu_missing.iter().cloned().collect();
         let mut unheeded = Vec::new();
-        let Some(wish) = &self.wishes.devices else { return (errors, unheeded) };
-        let from = wish.from;
-        for entry in &self.entries {
-            let meant: Vec<_> = ports.iter().filter(|port| self.means(entry, &port.name)).collect();
-            if self.is_exclusion() {
-                if meant.is_empty() {
+        if let Some(from) = self.wishes.devices.as_ref().map(|wish| wish.from) {
+            for entry in &self.entries {
+                if !self.is_exclusion() {
+                    errors.extend(self.check_entry(from, entry, ports));
+                } else if !ports.iter().any(|port| self.means(entry, &port.name)) {
                     unheeded.push(Unheeded::ExcludesNothing { from, pattern: entry.clone() });
                 }
-                continue;
-            }
-            let device = entry.clone();
-            let reason = meant.iter().map(|port| port.verdict.as_ref().err());
-            match reason.collect::<Option<Vec<_>>>().as_deref() {
-                Some([]) => {
-                    let present = present(ports);
-                    errors.push(SelectionError::NoSuchDevice { from, device, present });
-                }
-                Some([reason, ..]) => {
-                    let reason = (*reason).clone();
-                    errors.push(SelectionError::Useless { from, device, reason });
-                }
-                None => {}
             }
         }
-        let excluded = |port: &PortReport| matches!(port.verdict, Err(Refusal::Excluded { .. }));
-        if !ports.is_empty()
-            && ports.iter().any(excluded)
-            && ports.iter().all(|port| port.verdict.is_err())
+        let nothing_left = ports.iter().all(|port| port.verdict.is_err());
+        if let Some(from) = ports.iter().find_map(|port| self.refused_by(port))
+            && nothing_left
+            && errors.is_empty()
         {
             errors.push(SelectionError::NothingLeft { from, present: ports.len() });
         }
         (errors, unheeded)
+    }
+
+    fn check_entry(
+        &self,
+        from: Source,
+        entry: &ListedDevice,
+        ports: &[PortReport],
+    ) -> Option<SelectionError> {
+        let meant = ports.iter().filter(|port| self.means(entry, &port.name));
+        // `None` where one of them is used.
+        let reasons: Vec<_> =
+            meant.map(|port| port.verdict.as_ref().err()).collect::<Option<_>>()?;
+        let device = entry.clone();
+        Some(match reasons.first() {
+            None => SelectionError::NoSuchDevice { from, device, present: present(ports) },
+            Some(reason) => SelectionError::Useless { from, device, reason: (*reason).clone() },
+        })
+    }
+
+    /// The wish for which a port is not used, if it is for one.
+    fn refused_by(&self, port: &PortReport) -> Option<Source> {
+        match port.verdict.as_ref().err()? {
+            Refusal::Excluded { by } | Refusal::OtherPort { by, .. } => Some(*by),
+            Refusal::WishedGid { from, .. } => Some(*from),
+            Refusal::NoPKey { .. } | Refusal::NoPartition { .. } => {
+                self.wishes.pkey_index.as_ref().map(|wish| wish.from)
+            }
+            _ => None,
+        }
     }
 
     fn is_exclusion(&self) -> bool {

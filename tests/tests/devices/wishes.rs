@@ -127,3 +127,21 @@ fn a_port_that_is_asked_for_is_the_only_one_of_its_adapter() {
     let named = topology("two-mtus", &[("MC_IB_PORT", "2"), ("MOONCAKE_DEVICE", "mlx5_0:1")]);
     assert_eq!(named.endpoints().len(), 1, "a port that is named is meant");
 }
+
+#[test]
+fn a_wish_that_leaves_no_port_is_an_error_and_one_that_leaves_some_is_not() {
+    for (host, variable, value) in [
+        ("two-mtus", "MC_GID_INDEX", "16"),
+        ("two-mtus", "MC_IB_PORT", "2"),
+        ("two-mtus", "NCCL_IB_HCA", "^mlx5"),
+        ("infiniband-two-subnets", "MC_PKEY_INDEX", "1"),
+    ] {
+        let found = topology(host, &[(variable, value)]);
+        let [SelectionError::NothingLeft { from, .. }] = found.errors[..] else {
+            panic!("{variable}={value}: {:?}", found.errors);
+        };
+        assert_eq!(from.0, variable);
+    }
+    assert_eq!(topology("gid-choices", &[("MC_GID_INDEX", "3")]).errors, []);
+    assert_eq!(topology("unusable-devices", &[("MC_PKEY_INDEX", "1")]).errors, []);
+}
