@@ -32,6 +32,7 @@
 //! | `passage` | the fence: how permission to touch memory is withdrawn for certain | none |
 //! | `peer` | the driver of one session | lanes |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
+//! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
 //! | `engine`, `builder`, `core`, `net`, `error` | the whole, its settings, addresses, errors | |
 #![forbid(unsafe_code)]
 
@@ -50,6 +51,7 @@ mod remote;
 mod request;
 pub mod serve;
 pub mod session;
+pub mod topology;
 pub mod transfer;
 
 pub use builder::EngineBuilder;

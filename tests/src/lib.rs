@@ -2,6 +2,7 @@
 //!
 //! | module | what stands there |
 //! |---|---|
+//! | [`hosts`] | other people's machines, from a page of facts to a tree of files |
 //! | [`command`] | what a test tells a peer process, and what that answers |
 //! | [`process`] | peer processes: started, told, stopped, woken, killed |
 //! | [`proxy`] | a TCP relay between two processes that holds bytes back and cuts connections |
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod hosts;
 pub mod pattern;
 pub mod process;
 pub mod proxy;

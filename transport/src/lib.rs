@@ -15,10 +15,11 @@
 //! |---|---|
 //! | [`memory`] | memory that others may touch: allocated, foreign, or a mapped file; lists of spans of it |
 //! | [`tcp`] | lanes over TCP connections, and the threads that drive them |
+//! | [`rdma`] | which RDMA adapters this host has, and what the kernel says about them |
 //!
 //! Memory that a peer may write is never a `&[u8]` here: it is a [`memory::Memory`], copied from
-//! and into by system calls and raw pointers. All `unsafe` of the project stands in these two
-//! modules.
+//! and into by system calls and raw pointers. All `unsafe` of the project stands in
+//! `memory` and `tcp`.
 //!
 //! ```
 //! use kvferry_transport::memory::{Memory, SpanList};
@@ -34,4 +35,5 @@
 //! ```
 
 pub mod memory;
+pub mod rdma;
 pub mod tcp;

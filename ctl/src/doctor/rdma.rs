@@ -1,0 +1,108 @@
+//! RDMA devices and the library that drives them.
+
+use kvferry_engine::topology::{Refusal, Topology};
+
+use super::Host;
+use super::finding::{Finding, Findings};
+use super::library;
+
+const LIBRARY: &str = "libibverbs.so.1";
+const DEVICE_FILES: &str = "/dev/infiniband";
+
+pub(super) fn check(host: &Host<'_>, required: bool) -> Vec<Finding> {
+    let mut found = Findings::of("rdma");
+    match &host.topology {
+        Err(error) => found.failure(error.to_string(), "correct the variable, or unset it"),
+        Ok(topology) => {
+            check_devices(&mut found, topology, required);
+            if host.has_usable_rdma() {
+                check_access(&mut found, host);
+            }
+        }
+    }
+    found.take()
+}
+
+fn check_devices(found: &mut Findings, topology: &Topology, required: bool) {
+    let ports = topology.ports.len();
+    let used = topology.ports.iter().filter(|port| port.verdict.is_ok()).count();
+    let without = if ports == 0 {
+        let why = topology.no_adapters.as_ref().map(|absence| format!(" ({absence})"));
+        format!("this host has no RDMA devices{}: transfers use TCP", why.unwrap_or_default())
+    } else {
+        format!("none of {ports} ports can be used: transfers use TCP")
+    };
+    match (used, ports) {
+        (0, _) if required => {
+            found.failure(without, "see `kvctl topology`; load the driver, or do without RDMA");
+        }
+        (0, 0) => found.note(without),
+        // Somebody bought RDMA and does not get it.
+        (0, _) => found.failure(without, "mend what is listed below, or hide the devices"),
+        _ => found.ok(format!("{used} of {ports} ports are used, in {}", groups(topology))),
+    }
+    for port in &topology.ports {
+        match &port.verdict {
+            Err(
+                Refusal::NotListed { .. } | Refusal::Excluded { .. } | Refusal::OtherPort { .. },
+            ) => {}
+            Err(refusal) => {
+                found.warning(format!("{} is not used: {refusal}", port.name), fix_of(refusal));
+            }
+            Ok(_) => {
+                for caution in &port.cautions {
+                    found.note(format!("{}: {caution}", port.name));
+                }
+            }
+        }
+    }
+    for error in &topology.errors {
+        found.failure(error.to_string(), "correct the list, or mend the device");
+    }
+    for unheeded in &topology.unheeded {
+        found.note(unheeded.to_string());
+    }
+}
+
+fn groups(topology: &Topology) -> String {
+    match &topology.groups[..] {
+        [one] => format!("route group {one}"),
+        groups => {
+            let names: Vec<_> = groups.iter().map(ToString::to_string).collect();
+            format!("{} route groups: {}", groups.len(), names.join(", "))
+        }
+    }
+}
+
+fn fix_of(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::NotActive { .. } => "`ip link set IF up`, or look at cable and switch",
+        Refusal::NoGid { .. } | Refusal::NoRoceV2 { .. } => {
+            "`ip address add ADDRESS/LENGTH dev IF`"
+        }
+        Refusal::LimitedMember { .. } | Refusal::NoPartition { .. } | Refusal::NoPKey { .. } => {
+            "make the port a full member at the subnet manager, or choose another index"
+        }
+        Refusal::WishedGid { .. } => "unset the variable to have the best GID chosen",
+        _ => "nothing, if the device is not meant for transfers",
+    }
+}
+
+fn check_access(found: &mut Findings, host: &Host<'_>) {
+    if library::is_installed(host, LIBRARY) {
+        found.ok(format!("{LIBRARY} is installed"));
+    } else {
+        let fix = "install rdma-core (Debian and Ubuntu: libibverbs1 and ibverbs-providers)";
+        found.failure(format!("{LIBRARY} is not installed: devices cannot be opened"), fix);
+    }
+    let files = host.root.names(DEVICE_FILES).unwrap_or_default();
+    if files.iter().any(|file| file.starts_with("uverbs")) {
+        found.ok(format!("{DEVICE_FILES} has the devices' files"));
+    } else {
+        found.failure(
+            format!("{DEVICE_FILES} has no uverbs file: devices cannot be opened"),
+            "load ib_uverbs; in a container, pass --device=/dev/infiniband",
+        );
+    }
+    found.unchecked("whether packets get through: only a transfer with the peer tells");
+}

@@ -1,0 +1,18 @@
+//! The operator's tool: what `kvctl` does, apart from reading arguments and printing.
+//!
+//! | module | what stands there |
+//! |---|---|
+//! | [`cli`] | commands and their arguments |
+//! | [`topology`] | `kvctl topology`: which RDMA devices are used, with whom, and why not |
+//! | [`doctor`] | `kvctl doctor`: what would break or slow transfers on this host |
+//!
+//! Commands take the root of the file system and the environment as parameters, so that what they
+//! say of any machine can be tested.
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod doctor;
+mod page;
+pub mod topology;
+
+pub use cli::{Arguments, Environment, Outcome};

@@ -1,0 +1,7 @@
+//! RDMA verbs.
+//!
+//! | module | what stands there |
+//! |---|---|
+//! | [`device`] | what the kernel says about adapters, ports, addresses, routes and GPUs; no verbs call is made |
+
+pub mod device;
