@@ -40,7 +40,6 @@ pub(crate) struct RegionInner {
     pub(crate) access: Access,
     base: u64,
     length: u64,
-    page_bytes: usize,
     location: memory::Location,
     /// Gone once the region is unregistered: views and spans that are kept keep no memory.
     memory: RwLock<Option<Memory>>,
@@ -56,7 +55,6 @@ impl RegionInner {
             access,
             base: memory.base(),
             length: memory.length(),
-            page_bytes: memory.page_bytes(),
             location: memory.location(),
             memory: RwLock::new(Some(memory)),
             state: Mutex::default(),
@@ -79,6 +77,11 @@ impl RegionInner {
     /// The memory, while the region is registered.
     pub(crate) fn memory(&self) -> Result<Memory, Error> {
         self.memory.read().clone().ok_or(Error::Unregistered { region: self.id })
+    }
+
+    /// The size of its pages in bytes; 0 once it is unregistered.
+    fn page_bytes(&self) -> usize {
+        self.memory.read().as_ref().map_or(0, Memory::page_bytes)
     }
 
     /// Whether it covers `[address, address + length)`.
@@ -115,7 +118,7 @@ impl RegionInner {
                 memory::Location::Host { numa } => Location::Host { numa },
                 memory::Location::Shared { numa } => Location::Shared {
                     numa,
-                    page_kib: u32::try_from(self.page_bytes >> 10).unwrap_or(u32::MAX),
+                    page_kib: u32::try_from(self.page_bytes() >> 10).unwrap_or(u32::MAX),
                 },
                 memory::Location::File => Location::File,
             },
@@ -219,7 +222,7 @@ impl Region {
     /// The size of its pages in bytes, as far as the kernel says.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
-        self.inner.page_bytes
+        self.inner.page_bytes()
     }
 
     /// Copies bytes out, starting at `offset`.
@@ -380,7 +383,6 @@ impl fmt::Debug for Region {
             .field("base", &format_args!("{:#x}", self.base()))
             .field("length", &self.length)
             .field("access", &self.access())
-            .field("page_bytes", &self.page_bytes())
             .finish_non_exhaustive()
     }
 }

@@ -12,7 +12,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use allocate::SharedMapping;
 use file::FileMapping;
@@ -99,7 +99,8 @@ enum Backing {
 struct Inner {
     base: NonNull<u8>,
     length: usize,
-    page_bytes: usize,
+    /// Asked for when somebody wants to know: reading it walks all mappings of the process.
+    page_bytes: OnceLock<usize>,
     location: Location,
     backing: Backing,
 }
@@ -128,7 +129,7 @@ impl Memory {
         Ok(Self(Arc::new(Inner {
             base,
             length,
-            page_bytes: mapping.page_bytes(),
+            page_bytes: mapping.page_bytes().into(),
             location,
             backing: Backing::Shared(mapping),
         })))
@@ -156,7 +157,7 @@ impl Memory {
         Ok(Self(Arc::new(Inner {
             base,
             length,
-            page_bytes: pages::page_bytes_at(base, length),
+            page_bytes: OnceLock::new(),
             location: Location::Host { numa: pages::numa_node(base) },
             backing: Backing::Foreign,
         })))
@@ -172,7 +173,7 @@ impl Memory {
         Ok(Self(Arc::new(Inner {
             base: mapping.base(),
             length: mapping.length(),
-            page_bytes: pages::SMALL_PAGE_BYTES,
+            page_bytes: pages::SMALL_PAGE_BYTES.into(),
             location: Location::File,
             backing: Backing::File(mapping),
         })))
@@ -194,7 +195,7 @@ impl Memory {
     /// they are mixed.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
-        self.0.page_bytes
+        *self.0.page_bytes.get_or_init(|| pages::page_bytes_at(self.0.base, self.0.length))
     }
 
     /// Where it lives.
@@ -266,7 +267,6 @@ impl fmt::Debug for Memory {
         f.debug_struct("Memory")
             .field("base", &format_args!("{:#x}", self.base()))
             .field("length", &self.0.length)
-            .field("page_bytes", &self.0.page_bytes)
             .field("location", &self.0.location)
             .finish()
     }

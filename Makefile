@@ -1,0 +1,39 @@
+# `make help` lists what there is. Everything runs from a clean clone with a Rust toolchain.
+
+CARGO ?= cargo
+
+.PHONY: help
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: quickstart
+quickstart: ## Move a KV cache between two processes, pushed and pulled, and show how fast.
+	$(CARGO) run --quiet --release --locked -p kvbench -- quickstart
+
+.PHONY: test
+test: ## Run every test that needs no root, no network and no other program.
+	$(CARGO) test --locked --workspace
+
+.PHONY: soak
+soak: ## Run the two-ends simulation on fresh seeds (SEEDS=n, default 100000).
+	KVFERRY_SEEDS=$${SEEDS:-100000} $(CARGO) test --locked --release -p kvferry-engine --lib pair
+
+.PHONY: test-all
+test-all: test ## Run every test, those that need set-up included (SETUP=1 does it).
+
+.PHONY: lint
+lint: ## Check formatting, clippy, documentation, licences and sources.
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+	.ci/deny
+
+.PHONY: bench
+bench: ## Compare transfers with raw sockets on this machine; writes out/transfer.json.
+	mkdir -p out
+	$(CARGO) run --quiet --release --locked -p kvbench -- transfer --transport tcp --floor \
+		--block-size 4KiB,64KiB,1MiB,4MiB --total 64MiB,256MiB --json out/transfer.json
+
+.PHONY: micro
+micro: ## Time planning, encoding and decoding (criterion).
+	$(CARGO) bench --locked -p kvbench
