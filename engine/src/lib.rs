@@ -33,7 +33,7 @@
 //! | `peer` | the driver of one session | lanes |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
-//! | `engine`, `builder`, `core`, `net`, `error` | the whole, its settings, addresses, errors | |
+//! | `engine`, `builder`, `core`, `lanes`, `net`, `error` | the whole, its settings, addresses, errors | |
 #![forbid(unsafe_code)]
 
 mod builder;
@@ -42,6 +42,7 @@ mod control;
 mod core;
 mod engine;
 mod error;
+mod lanes;
 mod net;
 mod passage;
 mod peer;

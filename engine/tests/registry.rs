@@ -19,7 +19,9 @@ impl Arena {
 
     fn part(&self, offset: u64, length: usize) -> Memory {
         assert!(offset + length as u64 <= self.memory.length());
-        let base = std::ptr::with_exposed_provenance_mut((self.memory.base() + offset) as usize);
+        let base = std::ptr::with_exposed_provenance_mut(
+            usize::try_from(self.memory.base() + offset).unwrap(),
+        );
         // SAFETY: the arena outlives the parts in every test, and nobody holds references into it.
         unsafe { Memory::foreign(base, length) }.unwrap()
     }

@@ -148,7 +148,7 @@ async fn absolute_addresses_name_memory_on_both_sides() {
 async fn a_transfer_is_polled_and_waited_for_on_a_plain_thread() {
     let (_owner, initiator, peer) = pair().await;
     let remote = peer.layout("layer.0").unwrap();
-    let local = initiator.layer.clone();
+    let local = initiator.layer;
     std::thread::spawn(move || {
         let transfer = peer.write(local.blocks(0..300), remote.blocks(0..300)).submit().unwrap();
         let mut end = transfer.completion_fd().unwrap();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::command::{Answer, Command, End, Held, Move, Setup, Way};
+use crate::proxy::Proxy;
 
 /// How long a peer may take to answer, beyond what it was told to wait.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -65,6 +66,15 @@ impl Process {
     #[must_use]
     pub fn start_with(setup: Setup, cache: Cache) -> Self {
         Self::start_under(Program::new(binary()), setup, cache)
+    }
+
+    /// Starts a peer whose lanes others reach through `proxy`.
+    #[must_use]
+    pub fn start_behind(proxy: &Proxy, setup: Setup, cache: Cache) -> Self {
+        let setup = Setup { lane_advertise: Some(proxy.address()), ..setup };
+        let process = Self::start_with(setup, cache);
+        proxy.lead_to(process.lane_port);
+        process
     }
 
     /// Starts a peer by a program that runs another: its arguments end with the peer's path.

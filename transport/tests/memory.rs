@@ -73,10 +73,7 @@ fn a_file_that_is_truncated_is_an_error_and_not_a_signal() {
 
     file.set_len(10).unwrap();
     let truncated = |result| {
-        matches!(
-            result,
-            Err(MemoryError::Truncated { file_bytes: 10, needed_bytes: 20_000 })
-        )
+        matches!(result, Err(MemoryError::Truncated { file_bytes: 10, needed_bytes: 20_000 }))
     };
     assert!(truncated(memory.copy_out(18_999, &mut back)));
     assert!(truncated(memory.copy_in(18_999, &back)));

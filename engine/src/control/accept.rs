@@ -65,7 +65,7 @@ async fn greet(core: &Arc<Core>, mut stream: TcpStream) -> std::io::Result<()> {
         let stream = stream.into_std()?;
         let reactor = core.reactor().ok_or_else(|| std::io::Error::other(Refusal::ShuttingDown))?;
         let handler = Arc::new(RequestHandler::new(core.clone(), initiator.clone(), hello.lane));
-        initiator.add_lane(hello.lane, || reactor.add(stream, Core::lane_config(), handler))
+        initiator.lanes.add(hello.lane, || reactor.add(stream, Core::lane_config(), handler))
     });
     if opened.is_err() {
         initiator.remove_lane(hello.lane);

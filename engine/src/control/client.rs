@@ -256,6 +256,7 @@ async fn try_open_lane(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error>
     let stream = stream.into_std().map_err(|error| unreachable(&error))?;
     let reactor = core.reactor().ok_or(Error::Shutdown)?;
     let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane));
-    peer.add_lane(lane, || reactor.add(stream, Core::lane_config(), handler))
+    peer.lanes()
+        .add(lane, || reactor.add(stream, Core::lane_config(), handler))
         .map_err(|error| unreachable(&error))
 }

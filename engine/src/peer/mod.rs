@@ -2,16 +2,17 @@
 //! [session](crate::session) decides.
 
 mod frames;
+mod handle;
 mod replies;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use kvferry_proto::frame::{Control, Reply, Request as WireRequest};
 use kvferry_proto::{Incarnation, LaneId, TransferId};
-use kvferry_transport::tcp::{Lane, Outgoing};
+use kvferry_transport::tcp::Outgoing;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
@@ -19,16 +20,18 @@ use tokio::task::AbortHandle;
 use crate::control::client::{self, Offer};
 use crate::core::Core;
 use crate::error::Error;
+use crate::lanes::Lanes;
 use crate::net::Endpoint;
 use crate::plan::PlanLimits;
 use crate::registry::Registry;
-use crate::remote::{RemoteLayout, RemoteRegion, RemoteTable};
-use crate::request::{LocalSpans, RemoteSpans, Request};
+use crate::remote::RemoteTable;
 use crate::session::{Action, Session};
+use crate::transfer::Spec;
 use crate::transfer::cargo::{Cargo, Driver};
-use crate::transfer::{Op, Spec};
 
 use frames::SliceFrame;
+
+pub use handle::{Peer, PeerStatus};
 pub(crate) use replies::ReplyHandler;
 
 /// What carries everything today.
@@ -36,127 +39,11 @@ pub(crate) const TRANSPORT: &str = "tcp";
 
 type Actions = VecDeque<Action<Arc<Cargo>>>;
 
-/// A remote engine. Clones are handles to the same peer.
-///
-/// The handle outlives the peer's process: after a restart the next [`Peer::ready`] or
-/// [`crate::Engine::connect`] finds the new incarnation, and layouts have to be looked up again.
-#[derive(Clone)]
-pub struct Peer(pub(crate) Arc<PeerInner>);
-
-impl Peer {
-    /// The address that it was connected by.
-    #[must_use]
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.0.endpoint
-    }
-
-    /// Its incarnation, while it is reachable.
-    #[must_use]
-    pub fn incarnation(&self) -> Option<Incarnation> {
-        self.0.session.lock().incarnation()
-    }
-
-    /// Connects if it is not connected, and returns when everything that the peer shared by then
-    /// is known here.
-    ///
-    /// # Errors
-    /// [`Error::Unreachable`] and others that say which step failed.
-    pub async fn ready(&self) -> Result<(), Error> {
-        self.0.ready().await
-    }
-
-    /// A layout that the peer published.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchLayout`], or [`Error::Unreachable`] when the peer is not connected any more.
-    pub fn layout(&self, name: &str) -> Result<RemoteLayout, Error> {
-        let table = self.0.table.read();
-        self.0.check_connected(&table)?;
-        table
-            .layout(name)
-            .ok_or_else(|| Error::NoSuchLayout { name: name.into(), peer: self.endpoint().clone() })
-    }
-
-    /// The names of all layouts that the peer published, sorted.
-    #[must_use]
-    pub fn layout_names(&self) -> Vec<String> {
-        self.0.table.read().layout_names()
-    }
-
-    /// All regions that the peer shares, by address.
-    #[must_use]
-    pub fn regions(&self) -> Vec<RemoteRegion> {
-        self.0.table.read().regions()
-    }
-
-    /// The region that covers an address range of the peer's process.
-    ///
-    /// # Errors
-    /// [`Error::NotShared`], or [`Error::Unreachable`] when the peer is not connected any more.
-    pub fn find(&self, address: u64, length: u64) -> Result<RemoteRegion, Error> {
-        let table = self.0.table.read();
-        self.0.check_connected(&table)?;
-        table
-            .find(address, length)
-            .and_then(|region| table.remote_region(region))
-            .ok_or_else(|| Error::NotShared { address, length, peer: self.endpoint().clone() })
-    }
-
-    /// Pushes: writes local spans to remote ones, pair by pair.
-    pub fn write(&self, local: impl Into<LocalSpans>, remote: impl Into<RemoteSpans>) -> Request {
-        Request::new(self.0.clone(), Op::Write, local.into(), remote.into())
-    }
-
-    /// Pulls: reads remote spans into local ones, pair by pair.
-    pub fn read(&self, remote: impl Into<RemoteSpans>, local: impl Into<LocalSpans>) -> Request {
-        Request::new(self.0.clone(), Op::Read, local.into(), remote.into())
-    }
-
-    /// Sends a notification that belongs to no data.
-    pub fn notify(&self, notification: impl AsRef<[u8]>) -> Request {
-        self.write(LocalSpans::default(), RemoteSpans::default()).notify(notification)
-    }
-
-    /// What is under way with it.
-    #[must_use]
-    pub fn status(&self) -> PeerStatus {
-        let session = self.0.session.lock();
-        PeerStatus {
-            incarnation: session.incarnation(),
-            open_transfers: session.open_transfers(),
-            open_lanes: session.open_lanes(),
-            stale_answers: session.stale_answers(),
-        }
-    }
-}
-
-/// What is under way with a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerStatus {
-    /// Who it is, while it is reachable.
-    pub incarnation: Option<Incarnation>,
-    /// Transfers that have not ended.
-    pub open_transfers: usize,
-    /// Lanes to it.
-    pub open_lanes: usize,
-    /// Answers that matched nothing under way: late, repeated, or made up.
-    pub stale_answers: u64,
-}
-
-impl fmt::Debug for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peer")
-            .field("endpoint", &self.0.endpoint)
-            .field("status", &self.status())
-            .finish()
-    }
-}
-
 pub(crate) struct PeerInner {
     endpoint: Endpoint,
     core: Arc<Core>,
     session: Mutex<Session<Arc<Cargo>>>,
-    lanes: Mutex<HashMap<LaneId, Lane>>,
+    lanes: Lanes,
     table: RwLock<RemoteTable>,
     /// Where lanes are accepted, since the last handshake.
     offer: Mutex<Option<Offer>>,
@@ -176,7 +63,7 @@ impl PeerInner {
             endpoint,
             core: core.clone(),
             session: Mutex::new(session),
-            lanes: Mutex::default(),
+            lanes: Lanes::default(),
             table: RwLock::default(),
             offer: Mutex::default(),
             control: Mutex::default(),
@@ -310,7 +197,7 @@ impl PeerInner {
                     let mut frame = Vec::new();
                     let notification = token.terms().notification.as_deref().unwrap_or_default();
                     WireRequest::encode_notify(&mut frame, transfer, floor, notification);
-                    if let Some(lane) = self.lane(lane) {
+                    if let Some(lane) = self.lanes.get(lane) {
                         lane.send(&frame);
                     }
                 }
@@ -334,7 +221,7 @@ impl PeerInner {
                     self.core.runtime.spawn(client::open_lane(peer, lane));
                 }
                 Action::CloseLane { lane, reset } => {
-                    if let Some(lane) = self.lane(lane) {
+                    if let Some(lane) = self.lanes.get(lane) {
                         if reset { lane.reset() } else { lane.close() }
                     }
                 }
@@ -343,13 +230,9 @@ impl PeerInner {
         self.post(frames_lane, frames);
     }
 
-    fn lane(&self, lane: LaneId) -> Option<Lane> {
-        self.lanes.lock().get(&lane).cloned()
-    }
-
     /// A lane that is gone takes nothing: its slices are queued again when that is reported.
     fn post(&self, lane: Option<LaneId>, frames: Vec<Box<dyn Outgoing>>) {
-        if let Some(lane) = lane.and_then(|lane| self.lane(lane)) {
+        if let Some(lane) = lane.and_then(|lane| self.lanes.get(lane)) {
             lane.send_all(frames);
         }
     }
@@ -357,7 +240,7 @@ impl PeerInner {
     fn send(&self, lane: LaneId, control: Control) {
         let mut frame = Vec::new();
         control.encode(&mut frame);
-        if let Some(lane) = self.lane(lane) {
+        if let Some(lane) = self.lanes.get(lane) {
             lane.send(&frame);
         }
     }
@@ -392,20 +275,12 @@ impl PeerInner {
         self.offer.lock().clone()
     }
 
-    /// Adds a lane under the lock that its closing takes, so that it is removed after it was added.
-    pub(crate) fn add_lane(
-        &self,
-        id: LaneId,
-        open: impl FnOnce() -> std::io::Result<Lane>,
-    ) -> std::io::Result<()> {
-        let mut lanes = self.lanes.lock();
-        let lane = open()?;
-        lanes.insert(id, lane);
-        Ok(())
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.lanes
     }
 
     fn lane_closed(self: &Arc<Self>, lane: LaneId) {
-        self.lanes.lock().remove(&lane);
+        self.lanes.remove(lane);
         self.event(|session, now| session.on_lane_down(now, lane, None));
     }
 

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::Refusal;
 use kvferry_proto::{Incarnation, LaneId};
-use kvferry_transport::tcp::Lane;
 use parking_lot::Mutex;
 
 use super::inbound::Inbound;
+use crate::lanes::Lanes;
 
 /// How many initiators are remembered, with or without lanes.
 const MOST_INITIATORS: usize = 16_384;
@@ -22,7 +22,7 @@ const REMEMBER: Duration = Duration::from_secs(120);
 pub(crate) struct Initiator {
     pub(crate) incarnation: Incarnation,
     pub(crate) inbound: Mutex<Inbound>,
-    lanes: Mutex<HashMap<LaneId, Lane>>,
+    pub(crate) lanes: Lanes,
     heard: Mutex<Instant>,
 }
 
@@ -32,24 +32,8 @@ impl Initiator {
         *self.heard.lock() = Instant::now();
     }
 
-    pub(crate) fn lane(&self, id: LaneId) -> Option<Lane> {
-        self.lanes.lock().get(&id).cloned()
-    }
-
-    /// Adds a lane under the lock that its closing takes, so that it is removed after it was added.
-    pub(crate) fn add_lane(
-        &self,
-        id: LaneId,
-        open: impl FnOnce() -> std::io::Result<Lane>,
-    ) -> std::io::Result<()> {
-        let mut lanes = self.lanes.lock();
-        let lane = open()?;
-        lanes.insert(id, lane);
-        Ok(())
-    }
-
     pub(crate) fn remove_lane(&self, id: LaneId) {
-        self.lanes.lock().remove(&id);
+        self.lanes.remove(id);
         self.inbound.lock().close_lane(id);
         self.hear();
     }
@@ -79,7 +63,7 @@ impl Initiators {
             Arc::new(Initiator {
                 incarnation,
                 inbound: Mutex::new(Inbound::new(self.most_lanes)),
-                lanes: Mutex::default(),
+                lanes: Lanes::default(),
                 heard: Mutex::new(Instant::now()),
             })
         });
@@ -103,7 +87,7 @@ impl Initiators {
             true
         });
         for initiator in silent {
-            let lanes: Vec<Lane> = initiator.lanes.lock().values().cloned().collect();
+            let lanes = initiator.lanes.all();
             let (from, count) = (initiator.incarnation, lanes.len());
             tracing::warn!(%from, lanes = count, "an initiator is silent: its lanes are closed");
             for lane in lanes {

@@ -100,7 +100,7 @@ impl RequestHandler {
             Control::FenceLane { lane: lost } => {
                 inbound.lock().fence_lane(lost);
                 passage::quiesce();
-                if let Some(lost) = self.initiator.lane(lost) {
+                if let Some(lost) = self.initiator.lanes.get(lost) {
                     lost.reset();
                 }
                 reply(lane, Reply::LaneFenced { lane: lost });

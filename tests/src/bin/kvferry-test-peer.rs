@@ -37,9 +37,8 @@ fn main() -> Result<()> {
     for line in std::io::stdin().lock().lines() {
         let command = serde_json::from_str(&line?).context("reading a command")?;
         let answer = runtime.block_on(obey(&mut host, command)).unwrap_or_else(|error| {
-            let cause = error
-                .downcast_ref::<kvferry_engine::Error>()
-                .map_or_else(|| "Other".into(), |error| name(error));
+            let cause =
+                error.downcast_ref::<kvferry_engine::Error>().map_or_else(|| "Other".into(), name);
             Answer::Error { cause, message: format!("{error:#}") }
         });
         let mut out = std::io::stdout().lock();

@@ -30,10 +30,8 @@ fn a_transfer_ends_by_its_deadline_when_the_peer_is_stopped() {
 fn a_transfer_ends_within_seconds_when_the_peer_is_killed() {
     for build in [push, pull] {
         let proxy = Proxy::start();
-        let setup = Setup { lane_advertise: Some(proxy.address()), ..Setup::default() };
         let cache = Cache { blocks: 4096, ..Cache::default() };
-        let mut target = Process::start_with(setup, cache);
-        proxy.lead_to(target.lane_port);
+        let mut target = Process::start_behind(&proxy, Setup::default(), cache);
         let mut initiator = Process::start_with(Setup::default(), cache);
         initiator.connect(&target);
         proxy.hold_after(300);

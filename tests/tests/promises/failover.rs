@@ -11,14 +11,9 @@ const COUNT: u32 = 2048;
 
 fn pair(proxy: &Proxy, bulk_lanes: usize) -> (Process, Process) {
     let cache = Cache { blocks: COUNT.into(), block_bytes: 16 << 10, share: true };
-    let setup = Setup {
-        lane_advertise: Some(proxy.address()),
-        bulk_lanes: Some(bulk_lanes),
-        ..Setup::default()
-    };
-    let target = Process::start_with(setup.clone(), cache);
-    proxy.lead_to(target.lane_port);
-    let mut initiator = Process::start_with(Setup { lane_advertise: None, ..setup }, cache);
+    let setup = Setup { bulk_lanes: Some(bulk_lanes), ..Setup::default() };
+    let target = Process::start_behind(proxy, setup.clone(), cache);
+    let mut initiator = Process::start_with(setup, cache);
     initiator.connect(&target);
     (target, initiator)
 }

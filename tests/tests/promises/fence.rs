@@ -14,11 +14,8 @@ const COUNT: u32 = 1024;
 
 /// A process behind a proxy that can hold back what goes to it.
 fn behind(proxy: &Proxy, share: bool) -> Process {
-    let setup = Setup { lane_advertise: Some(proxy.address()), ..Setup::default() };
     let cache = Cache { blocks: COUNT.into(), block_bytes: 4096, share };
-    let process = Process::start_with(setup, cache);
-    proxy.lead_to(process.lane_port);
-    process
+    Process::start_behind(proxy, Setup::default(), cache)
 }
 
 fn beside() -> Process {
@@ -104,8 +101,8 @@ fn a_writer_that_times_out_and_reuses_its_memory_sends_none_of_the_new_bytes() {
     target.wake();
     // Whatever is still in the target's sockets is taken out of them before this is through.
     assert!(initiator.transfer(Move { notify: Some("x".into()), ..push(&target, 0) }).is_done());
-    let old = target.wrong(&pairs(0..COUNT), 9).len() as u32;
-    let new = COUNT - target.wrong(&pairs(0..COUNT), 2).len() as u32;
+    let old = target.wrong(&pairs(0..COUNT), 9).len();
+    let new = COUNT as usize - target.wrong(&pairs(0..COUNT), 2).len();
     assert_eq!(new, 0, "blocks with bytes from after the end");
     // The lanes were reset, so what was queued for the stopped target was dropped, too.
     assert_eq!(old, 0, "blocks that were written after the end");

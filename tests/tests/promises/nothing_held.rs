@@ -53,10 +53,8 @@ fn with_work_in_flight_too_and_in_bounded_time() {
     let before = bare();
     for build in [push, pull] {
         let proxy = Proxy::start();
-        let setup = Setup { lane_advertise: Some(proxy.address()), ..Setup::default() };
         let cache = Cache { blocks: 4096, ..Cache::default() };
-        let mut target = Process::start_with(setup, cache);
-        proxy.lead_to(target.lane_port);
+        let mut target = Process::start_behind(&proxy, Setup::default(), cache);
         let mut initiator = Process::start_with(Setup::default(), cache);
         initiator.connect(&target);
         proxy.hold_after(300);

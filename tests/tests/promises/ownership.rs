@@ -13,10 +13,8 @@ use kvferry_tests::wire::{RawLane, write_frame};
 #[test]
 fn unregistering_waits_for_its_users_then_cuts_and_names_them() {
     let proxy = Proxy::start();
-    let setup = Setup { lane_advertise: Some(proxy.address()), ..Setup::default() };
     let cache = Cache { blocks: 1024, ..Cache::default() };
-    let target = Process::start_with(setup, cache);
-    proxy.lead_to(target.lane_port);
+    let target = Process::start_behind(&proxy, Setup::default(), cache);
     let mut initiator = Process::start_with(Setup::default(), cache);
     initiator.connect(&target);
     proxy.hold_after(200_000);
@@ -38,10 +36,8 @@ fn unregistering_waits_for_its_users_then_cuts_and_names_them() {
 #[test]
 fn an_owner_that_unregisters_in_the_middle_of_a_push_is_safe_from_the_rest() {
     let proxy = Proxy::start();
-    let setup = Setup { lane_advertise: Some(proxy.address()), ..Setup::default() };
     let cache = Cache { blocks: 1024, ..Cache::default() };
-    let mut target = Process::start_with(setup, cache);
-    proxy.lead_to(target.lane_port);
+    let mut target = Process::start_behind(&proxy, Setup::default(), cache);
     let mut initiator = Process::start_with(Setup::default(), cache);
     initiator.connect(&target);
     proxy.hold_after(200_000);

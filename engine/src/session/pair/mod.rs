@@ -11,14 +11,17 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_proto::frame::{Control, Reply, Status};
+use kvferry_proto::frame::{Control, Reply};
 use kvferry_proto::{Incarnation, LaneId, TransferId};
 
 use super::{Action, Session, Settings};
-use crate::error::{Error, Remote};
+use crate::error::Error;
 use crate::net::Endpoint;
-use crate::serve::inbound::Inbound;
 use crate::transfer::{Op, Outcome, Spec};
+
+mod target;
+
+use target::Target;
 
 /// Weyl sequence through the finaliser of splitmix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
@@ -53,7 +56,7 @@ struct Job {
 
 type Token = usize;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum ToTarget {
     Slice { transfer: TransferId, slice: u32, token: Token, floor: TransferId, inline: bool },
     Notify { transfer: TransferId, token: Token, floor: TransferId },
@@ -86,22 +89,6 @@ enum Event {
     Cancel,
     StopTarget,
     RestartTarget,
-}
-
-struct Target {
-    incarnation: Incarnation,
-    inbound: Inbound,
-    /// Every lane that was ever opened to it. What comes on another was meant for an incarnation
-    /// whose sockets are gone.
-    lanes: BTreeSet<LaneId>,
-    stopped_until: Instant,
-    /// What landed, by transfer: slices.
-    stored: HashMap<Token, BTreeSet<u32>>,
-    delivered: BTreeMap<Token, u32>,
-    fenced_lanes: BTreeSet<LaneId>,
-    fenced: BTreeSet<TransferId>,
-    /// Read slices whose source waits to hear that they have landed.
-    holding: BTreeSet<(TransferId, u32)>,
 }
 
 struct World {
@@ -373,21 +360,21 @@ impl World {
                 }
                 Action::Send { lane, control } => {
                     let request = ToTarget::Control(control);
-                    self.send_maybe_twice(lane, &request);
+                    self.send_maybe_twice(lane, request);
                 }
                 Action::Notify { lane, transfer, floor, token } => {
                     let request = ToTarget::Notify { transfer, token, floor };
-                    self.send_maybe_twice(lane, &request);
+                    self.send_maybe_twice(lane, request);
                 }
                 Action::End { transfer, outcome, token, .. } => self.end(transfer, token, outcome),
             }
         }
     }
 
-    fn send_maybe_twice(&mut self, lane: LaneId, request: &ToTarget) {
+    fn send_maybe_twice(&mut self, lane: LaneId, request: ToTarget) {
         let times = if self.stormy && self.random.one_in(10) { 2 } else { 1 };
         for _ in 0..times {
-            self.send(lane, 0, Event::Request { lane, request: request.clone() });
+            self.send(lane, 0, Event::Request { lane, request });
         }
     }
 
@@ -396,123 +383,6 @@ impl World {
         for _ in 0..times {
             self.send(lane, 1, Event::Reply { lane, reply });
         }
-    }
-
-    /// The target deals with a request.
-    fn serve(&mut self, lane: LaneId, request: ToTarget) {
-        if !self.target.lanes.contains(&lane) {
-            return;
-        }
-        match request {
-            ToTarget::Slice { transfer, slice, token, floor, inline } => {
-                self.target.inbound.observe(transfer, floor).unwrap();
-                match self.jobs[token].op {
-                    Op::Write => self.serve_write(lane, transfer, slice, token, inline),
-                    Op::Read => self.serve_read(lane, transfer, slice),
-                }
-            }
-            ToTarget::Notify { transfer, token, floor } => {
-                self.target.inbound.observe(transfer, floor).unwrap();
-                let status = self.deliver(transfer, token);
-                self.reply(lane, Reply::Notified { transfer, status });
-            }
-            ToTarget::Control(Control::Cancel { transfer }) => {
-                self.target.inbound.cancel(transfer);
-                self.target.fenced.insert(transfer);
-                self.reply(lane, Reply::Cancelled { transfer });
-            }
-            ToTarget::Control(Control::FenceLane { lane: lost }) => {
-                if self.planted != Some(Bug::FalseFence) {
-                    self.target.inbound.fence_lane(lost);
-                }
-                self.target.fenced_lanes.insert(lost);
-                self.reply(lane, Reply::LaneFenced { lane: lost });
-            }
-            ToTarget::Control(Control::Ping { nonce, .. }) => {
-                self.reply(lane, Reply::Pong { nonce });
-            }
-            ToTarget::Control(Control::Landed { transfer, slice }) => {
-                let held = self.target.holding.remove(&(transfer, slice));
-                let status = if held { Status::Done } else { Status::GrantGone };
-                self.reply(lane, Reply::Held { transfer, slice, status });
-            }
-        }
-    }
-
-    fn serve_write(
-        &mut self,
-        lane: LaneId,
-        transfer: TransferId,
-        slice: u32,
-        token: Token,
-        inline: bool,
-    ) {
-        let mut status = match self.target.inbound.check(lane, transfer) {
-            Err(_) if self.planted == Some(Bug::LateWrite) => Ok(()),
-            status => status,
-        };
-        if self.stormy && status.is_ok() && self.random.one_in(100) {
-            status = Err(Status::OutOfBounds);
-        }
-        let status = match status {
-            Err(status) => status,
-            Ok(()) => {
-                let false_ack = self.planted == Some(Bug::FalseAck) && self.random.one_in(10);
-                if !false_ack {
-                    self.store(lane, transfer, slice, token);
-                }
-                if inline { self.deliver(transfer, token) } else { Status::Done }
-            }
-        };
-        self.reply(lane, Reply::Ack { transfer, slice, status });
-    }
-
-    fn store(&mut self, lane: LaneId, transfer: TransferId, slice: u32, token: Token) {
-        let target = &mut self.target;
-        assert!(!target.fenced.contains(&transfer), "{transfer} is fenced and stores");
-        assert!(!target.fenced_lanes.contains(&lane), "{lane} is fenced and stores");
-        let ended = &self.jobs[token].ended;
-        let harmless = matches!(ended, None | Some(Outcome::Failed(_, Remote::Unknown)));
-        assert!(harmless, "{transfer} has ended {ended:?} and stores");
-        target.stored.entry(token).or_default().insert(slice);
-    }
-
-    fn serve_read(&mut self, lane: LaneId, transfer: TransferId, slice: u32) {
-        let status = self.target.inbound.check(lane, transfer);
-        if let Err(status) = status {
-            return self.reply(lane, Reply::Held { transfer, slice, status });
-        }
-        let data = Reply::Data { transfer, slice, crc32c: 0 };
-        self.send(lane, 1, Event::Reply { lane, reply: data });
-        let status = match self.random.below(20) {
-            0 if self.stormy => Status::GrantGone,
-            1..=9 => {
-                self.target.holding.insert((transfer, slice));
-                Status::HeldUntilLanded
-            }
-            _ => Status::Done,
-        };
-        // Not repeated: that a slice is held is said once, by the lane that carried it.
-        self.send(lane, 1, Event::Reply { lane, reply: Reply::Held { transfer, slice, status } });
-    }
-
-    fn deliver(&mut self, transfer: TransferId, token: Token) -> Status {
-        let fresh = self.target.inbound.is_undelivered(transfer);
-        if !fresh && self.planted != Some(Bug::RepeatedNotification) {
-            return Status::Done;
-        }
-        if self.stormy && self.random.one_in(4) {
-            return Status::Backpressure;
-        }
-        let job = &self.jobs[token];
-        let there = self.target.stored.get(&token).map_or(0, BTreeSet::len);
-        let complete = job.op == Op::Read || there == job.slices as usize;
-        assert!(complete, "{transfer} is announced with {there} of {} slices", job.slices);
-        let times = self.target.delivered.entry(token).or_default();
-        *times += 1;
-        assert_eq!(*times, 1, "{transfer} is announced again");
-        self.target.inbound.delivered(transfer);
-        Status::Done
     }
 
     /// The initiator's driver deals with a reply.
@@ -544,22 +414,6 @@ impl World {
             assert_eq!(told, job.notification, "{id} is done, its notification is not");
         }
         job.ended = Some(outcome);
-    }
-}
-
-impl Target {
-    fn new(incarnation: Incarnation, now: Instant) -> Self {
-        Self {
-            incarnation,
-            inbound: Inbound::new(64),
-            lanes: BTreeSet::new(),
-            stopped_until: now,
-            stored: HashMap::new(),
-            delivered: BTreeMap::new(),
-            fenced_lanes: BTreeSet::new(),
-            fenced: BTreeSet::new(),
-            holding: BTreeSet::new(),
-        }
     }
 }
 

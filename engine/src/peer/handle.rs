@@ -1,0 +1,129 @@
+//! What a program holds of a remote engine.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kvferry_proto::Incarnation;
+
+use super::PeerInner;
+use crate::error::Error;
+use crate::net::Endpoint;
+use crate::remote::{RemoteLayout, RemoteRegion};
+use crate::request::{LocalSpans, RemoteSpans, Request};
+use crate::transfer::Op;
+
+/// A remote engine. Clones are handles to the same peer.
+///
+/// The handle outlives the peer's process: after a restart the next [`Peer::ready`] or
+/// [`crate::Engine::connect`] finds the new incarnation, and layouts have to be looked up again.
+#[derive(Clone)]
+pub struct Peer(pub(crate) Arc<PeerInner>);
+
+impl Peer {
+    /// The address that it was connected by.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.0.endpoint
+    }
+
+    /// Its incarnation, while it is reachable.
+    #[must_use]
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.0.session.lock().incarnation()
+    }
+
+    /// Connects if it is not connected, and returns when everything that the peer shared by then
+    /// is known here.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] and others that say which step failed.
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.0.ready().await
+    }
+
+    /// A layout that the peer published.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLayout`], or [`Error::Unreachable`] when the peer is not connected any more.
+    pub fn layout(&self, name: &str) -> Result<RemoteLayout, Error> {
+        let table = self.0.table.read();
+        self.0.check_connected(&table)?;
+        table
+            .layout(name)
+            .ok_or_else(|| Error::NoSuchLayout { name: name.into(), peer: self.endpoint().clone() })
+    }
+
+    /// The names of all layouts that the peer published, sorted.
+    #[must_use]
+    pub fn layout_names(&self) -> Vec<String> {
+        self.0.table.read().layout_names()
+    }
+
+    /// All regions that the peer shares, by address.
+    #[must_use]
+    pub fn regions(&self) -> Vec<RemoteRegion> {
+        self.0.table.read().regions()
+    }
+
+    /// The region that covers an address range of the peer's process.
+    ///
+    /// # Errors
+    /// [`Error::NotShared`], or [`Error::Unreachable`] when the peer is not connected any more.
+    pub fn find(&self, address: u64, length: u64) -> Result<RemoteRegion, Error> {
+        let table = self.0.table.read();
+        self.0.check_connected(&table)?;
+        table
+            .find(address, length)
+            .and_then(|region| table.remote_region(region))
+            .ok_or_else(|| Error::NotShared { address, length, peer: self.endpoint().clone() })
+    }
+
+    /// Pushes: writes local spans to remote ones, pair by pair.
+    pub fn write(&self, local: impl Into<LocalSpans>, remote: impl Into<RemoteSpans>) -> Request {
+        Request::new(self.0.clone(), Op::Write, local.into(), remote.into())
+    }
+
+    /// Pulls: reads remote spans into local ones, pair by pair.
+    pub fn read(&self, remote: impl Into<RemoteSpans>, local: impl Into<LocalSpans>) -> Request {
+        Request::new(self.0.clone(), Op::Read, local.into(), remote.into())
+    }
+
+    /// Sends a notification that belongs to no data.
+    pub fn notify(&self, notification: impl AsRef<[u8]>) -> Request {
+        self.write(LocalSpans::default(), RemoteSpans::default()).notify(notification)
+    }
+
+    /// What is under way with it.
+    #[must_use]
+    pub fn status(&self) -> PeerStatus {
+        let session = self.0.session.lock();
+        PeerStatus {
+            incarnation: session.incarnation(),
+            open_transfers: session.open_transfers(),
+            open_lanes: session.open_lanes(),
+            stale_answers: session.stale_answers(),
+        }
+    }
+}
+
+/// What is under way with a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Who it is, while it is reachable.
+    pub incarnation: Option<Incarnation>,
+    /// Transfers that have not ended.
+    pub open_transfers: usize,
+    /// Lanes to it.
+    pub open_lanes: usize,
+    /// Answers that matched nothing under way: late, repeated, or made up.
+    pub stale_answers: u64,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("endpoint", &self.0.endpoint)
+            .field("status", &self.status())
+            .finish()
+    }
+}
