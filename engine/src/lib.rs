@@ -55,6 +55,11 @@ pub mod session;
 pub mod topology;
 pub mod transfer;
 
+/// The example of the README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 pub use builder::EngineBuilder;
 pub use completion::{Ended, Report, Transfer};
 pub use core::Notification;

@@ -63,7 +63,7 @@ enum ToTarget {
     Control(Control),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Event {
     /// A request arrives at the target, on a lane that the initiator may have given up.
     Request {
