@@ -77,7 +77,7 @@ fn page(shape: Shape, runs: &[Run]) -> String {
         size(shape.block_bytes),
         size(shape.bytes()),
     );
-    let mut table = Table::new(&["how", "moved", "blocks", "over", "time", "GB/s", "verified"]);
+    let mut table = Table::new(&["how", "moved", "blocks", "over", "time", "GB/s", "verified"], 1);
     for run in runs {
         let (side, verified) = match run.op {
             Op::Write => ("the process that has it sends", run.verified),

@@ -38,7 +38,7 @@ pub(crate) struct Run {
     pub(crate) floor_ratio_max: Option<f64>,
     pub(crate) floor_strategy: Option<String>,
     pub(crate) floor_cpu_s_per_gib: Option<f64>,
-    /// The better of one and two streams.
+    /// The better of one and two streams; null, too, for totals below 1 MiB, which are no stream.
     pub(crate) iperf3_gbps: Option<f64>,
     /// Whether the floor reaches 0.95 of that.
     pub(crate) floor_counts: Option<bool>,

@@ -21,6 +21,9 @@ const TRIES: u32 = 3;
 /// A floor below this share of iperf3's best is not the machine's.
 pub(crate) const FLOOR_WORTH: f64 = 0.95;
 
+/// What is measured below this is a round trip, of which the rate of a stream says nothing.
+const RATE_BYTES: u64 = 1 << 20;
+
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Series {
@@ -161,6 +164,7 @@ impl Series {
         let floor_gbps = floor.map(|floor| floor.samples.gbps(bytes)).transpose()?;
         let ratios: Option<Vec<f64>> = floor.map(|floor| engine.ratios(&floor.samples));
         let ratio_range = ratios.as_deref().and_then(range);
+        let iperf3_gbps = self.iperf3_gbps.filter(|_| bytes >= RATE_BYTES);
         let counts = |(floor, iperf3)| floor >= FLOOR_WORTH * iperf3;
         Ok(Run {
             transport: facts.transport,
@@ -181,8 +185,8 @@ impl Series {
             floor_cpu_s_per_gib: floor
                 .map(|floor| floor.samples.per_gib(bytes, cpu))
                 .transpose()?,
-            iperf3_gbps: self.iperf3_gbps,
-            floor_counts: floor_gbps.zip(self.iperf3_gbps).map(counts),
+            iperf3_gbps,
+            floor_counts: floor_gbps.zip(iperf3_gbps).map(counts),
             page_kib: 0,
             verified: false,
             iterations: self.iterations,

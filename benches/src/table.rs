@@ -6,17 +6,18 @@ use std::num::NonZeroU64;
 use crate::report::Run;
 use crate::size::Size;
 
-/// Columns of text, as wide as they need to be; the first is aligned to the left, the others to the
-/// right.
+/// Columns of text, as wide as they need to be: some aligned to the left, the ones behind them to
+/// the right.
 #[derive(Debug)]
 pub(crate) struct Table {
+    left: usize,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these headings.
-    pub(crate) fn new(headings: &[&str]) -> Self {
-        Self { rows: vec![headings.iter().map(|&heading| heading.to_owned()).collect()] }
+    /// A table with these headings, the first `left` columns aligned to the left.
+    pub(crate) fn new(headings: &[&str], left: usize) -> Self {
+        Self { left, rows: vec![headings.iter().map(|&heading| heading.to_owned()).collect()] }
     }
 
     /// Adds a row, with a cell for each heading.
@@ -37,9 +38,10 @@ impl Table {
             let mut line = String::new();
             for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
                 // Writing to a string does not fail.
-                let _ = match column {
-                    0 => write!(line, "{cell:<width$}"),
-                    _ => write!(line, "  {cell:>width$}"),
+                let _ = if column < self.left {
+                    write!(line, "{cell:<width$}  ")
+                } else {
+                    write!(line, "{cell:>width$}  ")
                 };
             }
             text.push_str(line.trim_end());
@@ -61,7 +63,7 @@ pub(crate) fn of_runs(runs: &[Run]) -> String {
         headings.push("floor's");
     }
     headings.push("pages");
-    let mut table = Table::new(&headings);
+    let mut table = Table::new(&headings, 1);
     for run in runs {
         let mut cells =
             vec![run.op.to_string(), size(run.block_bytes), size(run.total_bytes), rate(run.gbps)];
@@ -77,6 +79,28 @@ pub(crate) fn of_runs(runs: &[Run]) -> String {
         table.row(cells);
     }
     table.render()
+}
+
+/// What the floors did, and what they are worth; nothing where there are none.
+pub(crate) fn of_floors(runs: &[Run]) -> String {
+    let mut table = Table::new(&["floor of", "strategy", "of iperf3", "counts"], 2);
+    for run in runs {
+        let (Some(strategy), Some(gbps)) = (&run.floor_strategy, run.floor_gbps) else { continue };
+        let (block, total) = (size(run.block_bytes), size(run.total_bytes));
+        let share = run.iperf3_gbps.map(|iperf3| format!("{:.2}", gbps / iperf3));
+        let counts = match run.floor_counts {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "unchecked",
+        };
+        table.row(vec![
+            format!("{} {block} of {total}", run.op),
+            strategy.clone(),
+            share.unwrap_or_default(),
+            counts.into(),
+        ]);
+    }
+    if table.rows.len() > 1 { format!("\n{}", table.render()) } else { String::new() }
 }
 
 fn ratio(run: &Run) -> Option<String> {
@@ -108,7 +132,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(&["op", "GB/s"]);
+        let mut table = Table::new(&["op", "GB/s"], 1);
         table.row(vec!["write".into(), "5".into()]);
         table.row(vec!["read".into(), "12.345".into()]);
         assert_eq!(table.render(), "op       GB/s\nwrite       5\nread   12.345\n");

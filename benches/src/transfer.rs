@@ -136,26 +136,7 @@ impl Judge {
 fn page(args: &TransferArgs, runs: &[Run], judge: &Judge) -> String {
     let mut text = heading(args, runs);
     text.push_str(&table::of_runs(runs));
-    for run in runs {
-        if let (Some(strategy), Some(gbps)) = (&run.floor_strategy, run.floor_gbps) {
-            let (op, block) = (run.op, table::size(run.block_bytes));
-            let total = table::size(run.total_bytes);
-            let _ = write!(text, "floor of {op} {block} of {total}: {strategy}");
-            let worth = run.iperf3_gbps.map(|iperf3| gbps / iperf3);
-            match (run.floor_counts, worth) {
-                (Some(true), Some(worth)) => {
-                    let _ = writeln!(text, "; {worth:.2} of iperf3: it counts");
-                }
-                (Some(false), Some(worth)) => {
-                    let _ = writeln!(
-                        text,
-                        "; {worth:.2} of iperf3, less than {FLOOR_WORTH}: it does not count"
-                    );
-                }
-                _ => text.push('\n'),
-            }
-        }
-    }
+    text.push_str(&table::of_floors(runs));
     match judge {
         Judge::NotAsked => {}
         Judge::Missing => text.push_str("iperf3 is not installed: the floors are unchecked\n"),
@@ -164,7 +145,11 @@ fn page(args: &TransferArgs, runs: &[Run], judge: &Judge) -> String {
         }
         Judge::Said(iperf) => {
             let (one, two) = (iperf.one_stream_gbps, iperf.two_streams_gbps);
-            let _ = writeln!(text, "iperf3 -l 1M: {one:.2} GB/s with -P 1, {two:.2} with -P 2");
+            let _ = writeln!(
+                text,
+                "iperf3 -l 1M: {one:.2} GB/s with -P 1, {two:.2} with -P 2; a floor counts from \
+                 {FLOOR_WORTH} of the better on"
+            );
         }
     }
     if args.floor && args.iterations < PAIRS {

@@ -50,10 +50,10 @@ impl Strategy {
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = if self.connections == 1 { "" } else { "s" };
-        let wait = if self.spins { "spins 50 us, then polls" } else { "polls" };
         let connections = self.connections;
-        write!(f, "gather and scatter, {connections} connection{plural} a thread, receiver {wait}")
+        let plural = if connections == 1 { "" } else { "s" };
+        let wait = if self.spins { "spins 50 us, then polls" } else { "polls" };
+        write!(f, "{connections} connection{plural} a thread, receiver {wait}")
     }
 }
 
