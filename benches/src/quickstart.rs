@@ -7,7 +7,7 @@ use crate::cli::{Op, QuickstartArgs, Transport};
 use crate::pair::{Load, Pair};
 use crate::progress::Progress;
 use crate::report::{Report, Run};
-use crate::series::{Series, direction};
+use crate::series::Series;
 use crate::shape::Shape;
 use crate::side::Setup;
 use crate::table::{Table, latency, rate, size};
@@ -79,18 +79,18 @@ fn page(shape: Shape, runs: &[Run]) -> String {
     );
     let mut table = Table::new(&["how", "moved", "blocks", "over", "time", "GB/s", "verified"], 1);
     for run in runs {
-        let (side, verified) = match run.op {
-            Op::Write => ("the process that has it sends", run.verified),
-            Op::Read => ("the process that wants it asks", run.verified),
+        let how = match run.op {
+            Op::Write => "push: the process that has it sends",
+            Op::Read => "pull: the process that wants it asks",
         };
         table.row(vec![
-            format!("{} ({side})", direction(run.op)),
+            how.into(),
             size(run.total_bytes),
             shape.count().to_string(),
             run.transport.into(),
             latency(run.p50_us),
             rate(run.gbps),
-            if verified { "every byte" } else { "NO" }.into(),
+            if run.verified { "every byte" } else { "NO" }.into(),
         ]);
     }
     text.push_str(&table.render());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
-use crate::cli::{Op, Transport};
+use crate::cli::Transport;
 use crate::engine_run::EngineFacts;
 use crate::floor::{Job, Strategy};
 use crate::pair::{Load, Pair, Sample};
@@ -49,9 +49,23 @@ pub(crate) struct Finished {
 #[derive(Debug, Default)]
 struct Samples(Vec<Sample>);
 
+/// The floor's runs.
+#[derive(Debug)]
 struct FloorRuns {
     strategy: Strategy,
     samples: Samples,
+}
+
+/// All that the figures are made of.
+#[derive(Debug)]
+struct Measured {
+    engine: Samples,
+    latencies: Vec<Duration>,
+    /// Of the last run: they are all alike.
+    facts: EngineFacts,
+    floor: Option<FloorRuns>,
+    page_bytes: usize,
+    verified: bool,
 }
 
 impl Series {
@@ -116,10 +130,15 @@ impl Series {
                 );
             }
         }
-        let verified = mismatch.is_none();
-        let run = self.figures(&engine, &latencies, &facts, floor.as_ref())?;
-        let run = Run { page_kib: pair.page_bytes() >> 10, verified, ..run };
-        Ok(Finished { run, mismatch })
+        let measured = Measured {
+            engine,
+            latencies,
+            facts,
+            floor,
+            page_bytes: pair.page_bytes(),
+            verified: mismatch.is_none(),
+        };
+        Ok(Finished { run: self.figures(&measured)?, mismatch })
     }
 
     /// The strategy whose median is the shortest.
@@ -148,13 +167,9 @@ impl Series {
         Job { op: self.load.op, strategy, threads: self.load.threads }
     }
 
-    fn figures(
-        &self,
-        engine: &Samples,
-        latencies: &[Duration],
-        facts: &EngineFacts,
-        floor: Option<&FloorRuns>,
-    ) -> anyhow::Result<Run> {
+    fn figures(&self, measured: &Measured) -> anyhow::Result<Run> {
+        let Measured { engine, latencies, facts, .. } = measured;
+        let floor = measured.floor.as_ref();
         let bytes = self.shape.bytes();
         let micros = |percent| -> anyhow::Result<f64> {
             let latency = percentile(latencies, percent).context("no transfer was timed")?;
@@ -187,8 +202,8 @@ impl Series {
                 .transpose()?,
             iperf3_gbps,
             floor_counts: floor_gbps.zip(iperf3_gbps).map(counts),
-            page_kib: 0,
-            verified: false,
+            page_kib: measured.page_bytes >> 10,
+            verified: measured.verified,
             iterations: self.iterations,
             threads: self.load.threads,
             transfers: facts.latencies.len(),
@@ -237,12 +252,4 @@ impl Samples {
 fn size(bytes: u64) -> anyhow::Result<Size> {
     let bytes = std::num::NonZeroU64::new(bytes).context("nothing to move")?;
     Ok(Size::from(bytes))
-}
-
-/// What a series does to each end's memory, in words.
-pub(crate) fn direction(op: Op) -> &'static str {
-    match op {
-        Op::Write => "push",
-        Op::Read => "pull",
-    }
 }

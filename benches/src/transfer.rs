@@ -166,7 +166,7 @@ fn heading(args: &TransferArgs, runs: &[Run]) -> String {
     let count =
         |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
     format!(
-        "two processes, transport {transport}, {order} blocks, {}, {} in flight each, {}, {verified}\n",
+        "{transport} between two processes, {order} blocks, {} x {} in flight, {}, {verified}\n",
         count(args.threads, "thread"),
         args.in_flight,
         count(args.iterations, "iteration"),

@@ -12,10 +12,8 @@ use kvferry_transport::memory::{IoVecs, SpanList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::cli::Op;
+use crate::floor::slices::slices;
 use crate::shape::Placement;
-
-/// How much one call is offered: what the engine's slices hold by default, measured to be best.
-const SLICE_BYTES: u64 = 1 << 20;
 
 /// How long nothing may move before the run is given up.
 const STALLED: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
@@ -97,34 +95,6 @@ fn blocked(error: io::Error) -> io::Result<Progress> {
         io::ErrorKind::Interrupted => Ok(Progress::Moved),
         _ => Err(error),
     }
-}
-
-/// Blocks above a slice's size are cut, smaller ones gathered up to it.
-fn slices(
-    range: Range<u64>,
-    region: &Region,
-    placement: &Placement,
-) -> anyhow::Result<Vec<SpanList>> {
-    let block_bytes = placement.shape().block_bytes;
-    let (mut slices, mut open) = (Vec::new(), SpanList::new());
-    open.attach(region.memory());
-    for block in range {
-        let offset = placement.offset(block);
-        let mut done = 0;
-        while done < block_bytes {
-            let bytes = (block_bytes - done).min(SLICE_BYTES - open.bytes());
-            open.push(offset + done, u32::try_from(bytes)?)?;
-            done += bytes;
-            if open.bytes() == SLICE_BYTES {
-                slices.push(std::mem::take(&mut open));
-                open.attach(region.memory());
-            }
-        }
-    }
-    if open.bytes() > 0 {
-        slices.push(open);
-    }
-    Ok(slices)
 }
 
 /// A thread's work.

@@ -8,6 +8,7 @@
 
 mod connections;
 mod flow;
+mod slices;
 
 use std::fmt;
 use std::sync::Barrier;
