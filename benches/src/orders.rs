@@ -26,7 +26,7 @@ pub(crate) enum Order {
     Verify { round: u64 },
     /// How much processor time was used so far: `Cpu`.
     Cpu,
-    /// Accept the floor's connections, which come from these ports: `Done`.
+    /// Accept more of the floor's connections, which come from these ports: `Done`.
     Accept { ports: Vec<u16> },
     /// Take part in a run of the floor: `Cpu` when all threads stand ready, `Cpu` at its end.
     Floor(Job),

@@ -113,9 +113,10 @@ impl Pair {
 
     /// Opens the floor's connections, for up to so many threads.
     pub(crate) fn open_floor(&mut self, threads: u32) -> anyhow::Result<()> {
-        let (connections, ports) = Connections::open(self.floor_port, threads)?;
-        self.connections = connections;
-        self.target.tell(&Order::Accept { ports })
+        let target = &mut self.target;
+        let accept = |ports| target.tell(&Order::Accept { ports });
+        self.connections = Connections::open(self.floor_port, threads, accept)?;
+        Ok(())
     }
 
     /// The size of the pages behind the regions: the smaller one where they differ.

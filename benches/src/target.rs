@@ -75,7 +75,7 @@ impl Target {
             Order::Verify { round } => Answer::Verified { mismatch: self.side.verify(round)? },
             Order::Cpu => cpu_answer()?,
             Order::Accept { ports } => {
-                self.connections = Connections::accept(&self.listener, &ports)?;
+                self.connections.accept(&self.listener, &ports)?;
                 Answer::Done
             }
         })

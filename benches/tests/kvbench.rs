@@ -151,6 +151,21 @@ fn more_transfers_than_blocks_are_as_many_as_there_are_blocks() {
 }
 
 #[test]
+fn the_floor_has_connections_for_as_many_threads_as_there_can_be() {
+    let (runs, _) = measured(&[
+        "transfer",
+        "--op=read",
+        "--block-size=4KiB",
+        "--total=2MiB",
+        "--threads=256",
+        "--iterations=1",
+        "--floor",
+    ]);
+    assert_eq!((&runs[0]["transfers"], &runs[0]["verified"]), (&256.into(), &true.into()));
+    assert!(is_positive(&runs[0]["floor_gbps"]));
+}
+
+#[test]
 fn quickstart_moves_a_models_cache_both_ways() {
     let (runs, printed) = measured(&["quickstart"]);
     assert_eq!(runs.len(), 2);

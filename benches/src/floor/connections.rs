@@ -10,26 +10,40 @@ use super::{Job, Strategy, Worker};
 use crate::floor::flow::Flow;
 use crate::shape::{Placement, split};
 
+/// How many connections may wait to be accepted: fewer than any listener's queue holds, beyond
+/// which the kernel has clients try again for minutes.
+const BATCH: u32 = 64;
+
 /// Open connections, in the same order at both ends. Kept from run to run, as lanes are.
 #[derive(Debug, Default)]
 pub(crate) struct Connections(Vec<TcpStream>);
 
 impl Connections {
-    /// Opens as many as any strategy needs. Returns them with the ports by which the other end
-    /// knows them.
-    pub(crate) fn open(port: u16, threads: u32) -> anyhow::Result<(Self, Vec<u16>)> {
-        let (mut streams, mut ports) = (Vec::new(), Vec::new());
-        for _ in 0..threads * Strategy::MOST_CONNECTIONS {
-            let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
-                .context("opening a connection of the floor")?;
-            ports.push(stream.local_addr()?.port());
-            streams.push(ready(stream)?);
+    /// Opens as many as any strategy needs for so many threads. `accept` is told, a batch at a
+    /// time, the ports by which the other end knows them.
+    pub(crate) fn open(
+        port: u16,
+        threads: u32,
+        mut accept: impl FnMut(Vec<u16>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        let mut streams = Vec::new();
+        let count = threads * Strategy::MOST_CONNECTIONS;
+        for batch in split(0..count.into(), count.div_ceil(BATCH).into()) {
+            let mut ports = Vec::new();
+            for _ in batch {
+                let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
+                    .context("opening a connection of the floor")?;
+                ports.push(stream.local_addr()?.port());
+                streams.push(ready(stream)?);
+            }
+            accept(ports)?;
         }
-        Ok((Self(streams), ports))
+        Ok(Self(streams))
     }
 
-    /// Accepts those that come from `ports`. Anybody else's are closed.
-    pub(crate) fn accept(listener: &TcpListener, ports: &[u16]) -> anyhow::Result<Self> {
+    /// Accepts those that come from `ports`, behind the ones that were before. Anybody else's are
+    /// closed.
+    pub(crate) fn accept(&mut self, listener: &TcpListener, ports: &[u16]) -> anyhow::Result<()> {
         let mut waiting: HashMap<u16, TcpStream> = HashMap::new();
         while waiting.len() < ports.len() {
             let (stream, from) = listener.accept().context("accepting the floor's connections")?;
@@ -37,8 +51,10 @@ impl Connections {
                 waiting.insert(from.port(), ready(stream)?);
             }
         }
-        let in_order = ports.iter().map(|port| waiting.remove(port).context("a port came twice"));
-        Ok(Self(in_order.collect::<Result<_, _>>()?))
+        for port in ports {
+            self.0.push(waiting.remove(port).context("a port came twice")?);
+        }
+        Ok(())
     }
 
     /// The threads' work in one run: the list of blocks in equal parts, in order.

@@ -102,12 +102,15 @@ fn blocked(error: io::Error) -> io::Result<Progress> {
 pub(crate) struct Worker {
     flows: Vec<Flow>,
     spin: Duration,
+    /// Whether it was just at work. The target begins asleep, as its engine does: what spins
+    /// already when the clock starts would have a head start.
+    awake: bool,
     scratch: IoVecs,
 }
 
 impl Worker {
     pub(super) fn new(flows: Vec<Flow>, spin: Duration) -> Self {
-        Self { flows, spin, scratch: IoVecs::default() }
+        Self { flows, spin, awake: true, scratch: IoVecs::default() }
     }
 
     /// The initiator's part.
@@ -128,6 +131,7 @@ impl Worker {
 
     /// The target's part.
     pub(crate) fn serve(&mut self, op: Op) -> anyhow::Result<()> {
+        self.awake = false;
         match op {
             Op::Write => {
                 self.receive(Flow::receive)?;
@@ -180,8 +184,10 @@ impl Worker {
             }
             if moved {
                 idle_since = None;
+                self.awake = true;
                 continue;
             }
+            let spin = if self.awake { spin } else { Duration::ZERO };
             if !spin.is_zero() && idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
                 std::hint::spin_loop();
                 continue;
