@@ -111,23 +111,16 @@ impl Series {
             progress.show(format_args!("{name}: {} of {}", iteration + 1, self.iterations));
             // Whoever is first finds the caches as the last pair left them: they take turns.
             let floor_first = iteration % 2 == 1;
-            if floor_first && let Some(floor) = &mut floor {
-                floor.samples.add(
-                    pair.run_floor(&self.job(floor.strategy))?,
-                    "the floor",
-                    &mut note,
-                );
+            if floor_first {
+                self.add_floor(pair, &mut floor, &mut note)?;
             }
             let (sample, said) = pair.run_engine(&self.load)?;
-            engine.add(sample, "the engine", &mut note);
+            note("the engine", &sample);
+            engine.0.push(sample);
             latencies.extend_from_slice(&said.latencies);
             facts = said;
-            if !floor_first && let Some(floor) = &mut floor {
-                floor.samples.add(
-                    pair.run_floor(&self.job(floor.strategy))?,
-                    "the floor",
-                    &mut note,
-                );
+            if !floor_first {
+                self.add_floor(pair, &mut floor, &mut note)?;
             }
         }
         let measured = Measured {
@@ -139,6 +132,21 @@ impl Series {
             verified: mismatch.is_none(),
         };
         Ok(Finished { run: self.figures(&measured)?, mismatch })
+    }
+
+    /// One more run of the floor, if there is one.
+    fn add_floor(
+        &self,
+        pair: &mut Pair,
+        floor: &mut Option<FloorRuns>,
+        note: &mut impl FnMut(&'static str, &Sample),
+    ) -> anyhow::Result<()> {
+        if let Some(floor) = floor {
+            let sample = pair.run_floor(&self.job(floor.strategy))?;
+            note("the floor", &sample);
+            floor.samples.0.push(sample);
+        }
+        Ok(())
     }
 
     /// The strategy whose median is the shortest.
@@ -216,16 +224,6 @@ impl Series {
 }
 
 impl Samples {
-    fn add(
-        &mut self,
-        sample: Sample,
-        carrier: &'static str,
-        note: &mut impl FnMut(&'static str, &Sample),
-    ) {
-        note(carrier, &sample);
-        self.0.push(sample);
-    }
-
     /// 1e9 bytes a second.
     fn gbps(&self, bytes: u64) -> anyhow::Result<f64> {
         let rate = |sample: &Sample| bytes as f64 / sample.elapsed.as_secs_f64() / 1e9;

@@ -108,18 +108,13 @@ fn shuffle(order: &mut [u32], seed: u64) {
 
 /// Cuts a range into `parts` that differ by at most one in length, none of them empty: fewer where
 /// there is not one for each.
-pub(crate) fn split(range: Range<u64>, parts: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
+pub(crate) fn split(range: Range<u64>, parts: u64) -> impl Iterator<Item = Range<u64>> {
     let length = range.end - range.start;
-    // Bounded by the number of threads and transfers that were asked for.
-    let parts = u32::try_from(parts.min(length)).unwrap_or(u32::MAX);
-    let at = move |part: u32| {
-        let share = u128::from(length) * u128::from(part) / u128::from(parts.max(1));
-        range.start + u64::try_from(share).unwrap_or(length)
-    };
-    (0..usize::try_from(parts).unwrap_or(usize::MAX)).map(move |part| {
-        let part = u32::try_from(part).unwrap_or(u32::MAX);
-        at(part)..at(part + 1)
-    })
+    let parts = parts.min(length);
+    // The first ones take what is left over, one each. Without parts there is nothing to divide.
+    let (share, over) = (length / parts.max(1), length % parts.max(1));
+    let at = move |part: u64| range.start + part * share + part.min(over);
+    (0..parts).map(move |part| at(part)..at(part + 1))
 }
 
 #[cfg(test)]

@@ -82,14 +82,17 @@ impl TargetProcess {
 
     /// Adds to an error what became of the process, if it has ended or is about to.
     pub(crate) fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
-        // A process whose pipe broke may not be gone yet.
+        // A process whose pipe or connection broke may not be gone yet.
         thread::sleep(Duration::from_millis(50));
-        match self.child.try_wait() {
-            Ok(Some(status)) => error.context(format!(
-                "the target process ended early ({status}); what it had to say stands above"
-            )),
-            _ => error,
+        let Ok(Some(status)) = self.child.try_wait() else { return error };
+        while let Ok(Some(answer)) = hear(&mut self.answers) {
+            if let Answer::Failed { error: reason } = answer {
+                return error.context(format!("the target process failed: {reason}"));
+            }
         }
+        error.context(format!(
+            "the target process ended early ({status}); what it had to say stands above"
+        ))
     }
 }
 

@@ -7,7 +7,7 @@ use kvferry_transport::memory::SpanList;
 
 use crate::shape::Placement;
 
-/// What the engine's slices hold by default: more is no faster, and less costs calls.
+/// What the engine's slices hold by default.
 const SLICE_BYTES: u64 = 1 << 20;
 
 /// The blocks as slices, each full but the last. Neighbours are one span, as they are where the
