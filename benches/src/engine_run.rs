@@ -1,0 +1,114 @@
+//! The engine's run: the list of blocks as one or more transfers, submitted from one or more
+//! threads.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use kvferry_engine::{
+    BlockList, LayoutView, LocalSpans, Peer, RemoteBlocks, RemoteLayout, RemoteSpans, Report,
+    Request,
+};
+
+use crate::cli::Op;
+use crate::pair::Load;
+use crate::shape::{Placement, split};
+
+/// What the engine said of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineFacts {
+    pub(crate) transport: &'static str,
+    /// From submission to the caller's knowing of the end, of each transfer.
+    pub(crate) latencies: Vec<Duration>,
+    /// After coalescing, of all transfers together.
+    pub(crate) descriptors: u64,
+    /// Frames that carried them.
+    pub(crate) slices: u64,
+}
+
+/// A transfer that has ended.
+#[derive(Debug)]
+pub(crate) struct Carried {
+    latency: Duration,
+    report: Report,
+}
+
+impl EngineFacts {
+    pub(crate) fn sum(threads: Vec<Vec<Carried>>) -> anyhow::Result<Self> {
+        let carried: Vec<Carried> = threads.into_iter().flatten().collect();
+        let transport = carried.first().context("no transfer was submitted")?.report.transport;
+        ensure!(
+            carried.iter().all(|carried| carried.report.transport == transport),
+            "transfers of one run went by different transports: ask for one with --transport"
+        );
+        Ok(Self {
+            transport,
+            latencies: carried.iter().map(|carried| carried.latency).collect(),
+            descriptors: carried.iter().map(|carried| carried.report.descriptors).sum(),
+            slices: carried.iter().map(|carried| carried.report.slices).sum(),
+        })
+    }
+}
+
+/// What both sides of the transfers are made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks<'a> {
+    pub(crate) here: &'a Placement,
+    pub(crate) there: &'a Placement,
+    /// A layout for each layer.
+    pub(crate) locals: &'a [LayoutView],
+    pub(crate) remotes: &'a [RemoteLayout],
+}
+
+impl Blocks<'_> {
+    /// A transfer of the blocks `range` of the list.
+    fn request(&self, peer: &Peer, op: Op, range: Range<u64>) -> anyhow::Result<Request> {
+        let mut local: Vec<BlockList> = Vec::new();
+        for part in self.here.parts(range.clone()) {
+            let layout = self.locals.get(usize::try_from(part.layer)?).context("no such layer")?;
+            local.push(layout.blocks(part.blocks.iter().copied()));
+        }
+        let mut remote: Vec<RemoteBlocks> = Vec::new();
+        for part in self.there.parts(range) {
+            let layout = self.remotes.get(usize::try_from(part.layer)?).context("no such layer")?;
+            remote.push(layout.blocks(part.blocks.iter().copied()));
+        }
+        let (local, remote) = (LocalSpans::from(local), RemoteSpans::from(remote));
+        Ok(match op {
+            Op::Write => peer.write(local, remote),
+            Op::Read => peer.read(remote, local),
+        })
+    }
+}
+
+/// The threads' work: each submits its transfers at once, then waits for them. The lists of blocks
+/// are made here, before the clock starts; resolving and planning them is the engine's work.
+pub(crate) fn workers(
+    load: &Load,
+    peer: &Peer,
+    blocks: &Blocks<'_>,
+) -> anyhow::Result<Vec<impl FnOnce() -> anyhow::Result<Vec<Carried>> + Send + use<>>> {
+    let threads = split(0..blocks.here.shape().count(), load.threads.into());
+    threads
+        .map(|share| {
+            let requests: Vec<Request> = split(share, load.in_flight.into())
+                .map(|range| blocks.request(peer, load.op, range))
+                .collect::<Result<_, _>>()?;
+            Ok(move || carry(requests))
+        })
+        .collect()
+}
+
+fn carry(requests: Vec<Request>) -> anyhow::Result<Vec<Carried>> {
+    let mut open = Vec::with_capacity(requests.len());
+    for request in requests {
+        let begun = Instant::now();
+        open.push((begun, request.submit().context("submitting a transfer")?));
+    }
+    open.into_iter()
+        .map(|(begun, transfer)| {
+            let report = transfer.wait().context("waiting for a transfer")?;
+            Ok(Carried { latency: begun.elapsed(), report })
+        })
+        .collect()
+}

@@ -1,0 +1,90 @@
+//! The floor: code with one purpose that does the engine's work over plain TCP connections, with
+//! everything known beforehand.
+//!
+//! Both ends know the list of blocks, so nothing but payload is on the wire, and one byte a
+//! connection: from the target when the last block is in place (write), or to it to begin, and
+//! from it when it has sent all (read). The blocks, the regions and their pages, the processes and
+//! the number of threads are the engine's.
+
+mod connections;
+mod flow;
+mod slices;
+
+use std::fmt;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::Op;
+pub(crate) use connections::Connections;
+pub(crate) use flow::Worker;
+
+/// How the floor goes about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Strategy {
+    /// How many connections each thread drives.
+    pub(crate) connections: u32,
+    /// Whether a receiver looks for more before it sleeps.
+    pub(crate) spins: bool,
+}
+
+impl Strategy {
+    /// All that are tried.
+    pub(crate) const ALL: [Self; 4] = [
+        Self { connections: 1, spins: false },
+        Self { connections: 1, spins: true },
+        Self { connections: 2, spins: false },
+        Self { connections: 2, spins: true },
+    ];
+
+    /// The most connections that a thread drives.
+    pub(crate) const MOST_CONNECTIONS: u32 = 2;
+
+    /// How long a receiver looks for more before it sleeps: about what it costs to be woken.
+    fn spin(self) -> Duration {
+        if self.spins { Duration::from_micros(50) } else { Duration::ZERO }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let connections = self.connections;
+        let plural = if connections == 1 { "" } else { "s" };
+        let wait = if self.spins { "spins 50 us, then polls" } else { "polls" };
+        write!(f, "{connections} connection{plural} a thread, receiver {wait}")
+    }
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) op: Op,
+    pub(crate) strategy: Strategy,
+    pub(crate) threads: u32,
+}
+
+/// The target's part of a run. `armed` is called when every thread stands ready.
+pub(crate) fn take_part(workers: Vec<Worker>, op: Op, armed: impl FnOnce()) -> anyhow::Result<()> {
+    let ready = Barrier::new(workers.len() + 1);
+    thread::scope(|scope| {
+        let ready = &ready;
+        let threads: Vec<_> = workers
+            .into_iter()
+            .map(|mut worker| {
+                scope.spawn(move || {
+                    ready.wait();
+                    worker.serve(op)
+                })
+            })
+            .collect();
+        ready.wait();
+        armed();
+        for thread in threads {
+            thread.join().map_err(|_| anyhow!("a thread of the floor panicked: see above"))??;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,149 @@
+//! The figures, for people.
+
+use std::fmt::Write as _;
+use std::num::NonZeroU64;
+
+use crate::report::Run;
+use crate::size::Size;
+
+/// Columns of text, as wide as they need to be: some aligned to the left, the ones behind them to
+/// the right.
+#[derive(Debug)]
+pub(crate) struct Table {
+    left: usize,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings, the first `left` columns aligned to the left.
+    pub(crate) fn new(headings: &[&str], left: usize) -> Self {
+        Self { left, rows: vec![headings.iter().map(|&heading| heading.to_owned()).collect()] }
+    }
+
+    /// Adds a row, with a cell for each heading.
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// The lines.
+    pub(crate) fn render(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                // Writing to a string does not fail.
+                let _ = if column < self.left {
+                    write!(line, "{cell:<width$}  ")
+                } else {
+                    write!(line, "{cell:>width$}  ")
+                };
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// One line a run; the floor's columns where it was measured.
+pub(crate) fn of_runs(runs: &[Run]) -> String {
+    let with_floor = runs.iter().any(|run| run.floor_gbps.is_some());
+    let mut headings = vec!["op", "block", "total", "GB/s"];
+    if with_floor {
+        headings.extend(["floor GB/s", "ratio (range)"]);
+    }
+    headings.extend(["p50", "p99", "CPU s/GiB"]);
+    if with_floor {
+        headings.push("floor's");
+    }
+    headings.push("pages");
+    let mut table = Table::new(&headings, 1);
+    for run in runs {
+        let mut cells =
+            vec![run.op.to_string(), size(run.block_bytes), size(run.total_bytes), rate(run.gbps)];
+        if with_floor {
+            cells.push(run.floor_gbps.map(rate).unwrap_or_default());
+            cells.push(ratio(run).unwrap_or_default());
+        }
+        cells.extend([latency(run.p50_us), latency(run.p99_us), cpu(run.cpu_s_per_gib)]);
+        if with_floor {
+            cells.push(run.floor_cpu_s_per_gib.map(cpu).unwrap_or_default());
+        }
+        cells.push(size(run.page_kib as u64 * 1024));
+        table.row(cells);
+    }
+    table.render()
+}
+
+/// What the floors did, and what they are worth; nothing where there are none.
+pub(crate) fn of_floors(runs: &[Run]) -> String {
+    let mut table = Table::new(&["floor of", "strategy", "of iperf3", "counts"], 2);
+    for run in runs {
+        let (Some(strategy), Some(gbps)) = (&run.floor_strategy, run.floor_gbps) else { continue };
+        let (block, total) = (size(run.block_bytes), size(run.total_bytes));
+        let share = run.iperf3_gbps.map(|iperf3| format!("{:.2}", gbps / iperf3));
+        let counts = match run.floor_counts {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "unchecked",
+        };
+        table.row(vec![
+            format!("{} {block} of {total}", run.op),
+            strategy.clone(),
+            share.unwrap_or_default(),
+            counts.into(),
+        ]);
+    }
+    if table.rows.len() > 1 { format!("\n{}", table.render()) } else { String::new() }
+}
+
+fn ratio(run: &Run) -> Option<String> {
+    let (median, smallest, largest) =
+        (run.floor_ratio?, run.floor_ratio_min?, run.floor_ratio_max?);
+    Some(format!("{median:.2} ({smallest:.2}-{largest:.2})"))
+}
+
+pub(crate) fn size(bytes: u64) -> String {
+    NonZeroU64::new(bytes).map_or_else(|| "0".into(), |bytes| Size::from(bytes).to_string())
+}
+
+/// GB/s, with the digits that mean something.
+pub(crate) fn rate(gbps: f64) -> String {
+    if gbps < 0.1 { format!("{gbps:.4}") } else { format!("{gbps:.2}") }
+}
+
+pub(crate) fn latency(micros: f64) -> String {
+    if micros < 1000.0 { format!("{micros:.1} us") } else { format!("{:.2} ms", micros / 1000.0) }
+}
+
+fn cpu(seconds: f64) -> String {
+    format!("{seconds:.3}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new(&["op", "GB/s"], 1);
+        table.row(vec!["write".into(), "5".into()]);
+        table.row(vec!["read".into(), "12.345".into()]);
+        assert_eq!(table.render(), "op       GB/s\nwrite       5\nread   12.345\n");
+    }
+
+    #[test]
+    fn figures_have_units_that_fit_them() {
+        assert_eq!(latency(12.34), "12.3 us");
+        assert_eq!(latency(53_210.0), "53.21 ms");
+        assert_eq!(rate(5.123), "5.12");
+        assert_eq!(rate(0.0123), "0.0123");
+        assert_eq!(size(65_536), "64KiB");
+    }
+}
