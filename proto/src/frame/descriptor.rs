@@ -196,13 +196,20 @@ impl<'a> SectionWriter<'a> {
             _ => self.start(grant, region),
         };
         open.count += 1;
-        let mut bytes = [0_u8; RUN_BYTES];
-        bytes[0..8].copy_from_slice(&descriptor.offset.to_le_bytes());
-        bytes[8..12].copy_from_slice(&descriptor.bytes.to_le_bytes());
-        bytes[12..16].copy_from_slice(&descriptor.count.to_le_bytes());
-        bytes[16..24].copy_from_slice(&descriptor.stride.to_le_bytes());
-        let length = if descriptor.count > 1 { RUN_BYTES } else { SPAN_BYTES };
-        self.out.extend_from_slice(&bytes[..length]);
+        // Two lengths known to the compiler, not one that is not: a copy of so few bytes costs more
+        // as a call.
+        let mut span = [0_u8; SPAN_BYTES];
+        span[0..8].copy_from_slice(&descriptor.offset.to_le_bytes());
+        span[8..12].copy_from_slice(&descriptor.bytes.to_le_bytes());
+        span[12..16].copy_from_slice(&descriptor.count.to_le_bytes());
+        if descriptor.count > 1 {
+            let mut run = [0_u8; RUN_BYTES];
+            run[..SPAN_BYTES].copy_from_slice(&span);
+            run[SPAN_BYTES..].copy_from_slice(&descriptor.stride.to_le_bytes());
+            self.out.extend_from_slice(&run);
+        } else {
+            self.out.extend_from_slice(&span);
+        }
     }
 
     fn start(&mut self, grant: GrantId, region: RegionId) -> &mut OpenSection {
