@@ -100,8 +100,8 @@ impl EngineBuilder {
         self
     }
 
-    /// How long such a thread looks for more before it sleeps, after traffic. Default 50 us: about
-    /// what it costs to be woken.
+    /// How long such a thread looks for more before it sleeps, after traffic, and a thread that
+    /// waits for a transfer's end. Default 50 us: about what it costs to be woken.
     #[must_use]
     pub fn spin(mut self, spin: Duration) -> Self {
         self.spin = spin;
@@ -292,6 +292,7 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
     let settings = Settings {
         session: builder.session,
         plan: builder.plan,
+        spin: builder.spin,
         connect_timeout: builder.connect_timeout,
         max_lanes_per_peer: builder.max_lanes_per_peer,
         notifications: builder.notifications,

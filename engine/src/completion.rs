@@ -110,6 +110,7 @@ impl Transfer {
     /// # Errors
     /// How it failed.
     pub fn wait(&self) -> Ended {
+        self.look(Duration::MAX);
         let completion = self.completion();
         let mut state = completion.state.lock();
         loop {
@@ -124,6 +125,7 @@ impl Transfer {
     #[must_use]
     pub fn wait_for(&self, patience: Duration) -> Option<Ended> {
         let deadline = Instant::now() + patience;
+        self.look(patience);
         let completion = self.completion();
         let mut state = completion.state.lock();
         while state.ended.is_none() {
@@ -160,6 +162,16 @@ impl Transfer {
             state.pipe = Some(writer);
         }
         Ok(reader)
+    }
+
+    /// Looks for answers for a short while: to be woken takes longer than a small transfer does.
+    fn look(&self, patience: Duration) {
+        let began = Instant::now();
+        let driver = self.cargo.driver();
+        let patience = driver.spin().min(patience);
+        while !self.completion().is_over.load(Ordering::Acquire) && began.elapsed() < patience {
+            driver.look();
+        }
     }
 
     fn completion(&self) -> &Completion {

@@ -27,6 +27,8 @@ const BACKLOG_FRAMES: usize = 64;
 pub(crate) struct Settings {
     pub(crate) session: SessionSettings,
     pub(crate) plan: PlanLimits,
+    /// How long a thread looks for more before it sleeps.
+    pub(crate) spin: Duration,
     /// How long one attempt at a connection, a hello or a call may take.
     pub(crate) connect_timeout: Duration,
     pub(crate) max_lanes_per_peer: usize,

@@ -21,6 +21,14 @@ impl Lanes {
         self.0.lock().values().cloned().collect()
     }
 
+    /// Calls `visit` for each. It must not close lanes or wait for their being closed.
+    pub(crate) fn each(&self, visit: impl Fn(&Lane)) {
+        // Copied, since what a lane brings may open and remove others.
+        for lane in self.all() {
+            visit(&lane);
+        }
+    }
+
     /// Adds what `open` returns.
     pub(crate) fn add(
         &self,

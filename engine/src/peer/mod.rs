@@ -8,7 +8,7 @@ mod replies;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Control, Reply, Request as WireRequest};
 use kvferry_proto::{Incarnation, LaneId, TransferId};
@@ -326,6 +326,16 @@ impl Driver for PeerDriver {
         if let Some(peer) = self.0.upgrade() {
             peer.event(|session, now| session.fail(now, transfer, Error::MemoryFault));
         }
+    }
+
+    fn look(&self) {
+        if let Some(peer) = self.0.upgrade() {
+            peer.lanes.each(kvferry_transport::tcp::Lane::look);
+        }
+    }
+
+    fn spin(&self) -> Duration {
+        self.0.upgrade().map_or(Duration::ZERO, |peer| peer.core.settings.spin)
     }
 }
 

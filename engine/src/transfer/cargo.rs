@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Kind, Prefix, SliceHead};
 use kvferry_proto::{GrantId, RegionId, TransferId};
@@ -27,6 +27,10 @@ pub(crate) trait Driver: Send + Sync {
     fn cut(&self, transfer: TransferId);
     /// Memory of this process cannot be read: the transfer fails.
     fn fault(&self, transfer: TransferId);
+    /// Looks for answers on the peer's lanes, on this thread.
+    fn look(&self);
+    /// How long a thread that waits looks before it sleeps.
+    fn spin(&self) -> Duration;
 }
 
 /// What a transfer needs beside its plan.
@@ -113,6 +117,10 @@ impl Cargo {
 
     pub(crate) fn terms(&self) -> &Terms {
         &self.terms
+    }
+
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        &*self.driver
     }
 
     pub(crate) fn cancel(&self) {

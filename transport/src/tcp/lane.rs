@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::ParsePrefix;
 use super::reactor::Handle;
-use super::receive::Receiver;
+use super::receive::{Received, Receiver};
 use super::send::{Queue, Sender};
 use super::socket;
 use crate::memory::{IoVecs, MemoryError, SpanList};
@@ -199,6 +199,9 @@ impl fmt::Display for CloseReason {
     }
 }
 
+/// How much a waiting thread receives before it lets the reactor go on.
+const LOOK_BYTES: usize = 64 << 10;
+
 pub(super) const OPEN: u8 = 0;
 pub(super) const CLOSE: u8 = 1;
 pub(super) const RESET: u8 = 2;
@@ -303,6 +306,19 @@ impl Lane {
     #[must_use]
     pub fn backlog_frames(&self) -> usize {
         self.0.backlog.load(Ordering::Relaxed)
+    }
+
+    /// Receives what is there, on this thread, unless the reactor is at it. For a thread that waits
+    /// for an answer and would rather look than sleep.
+    pub fn look(&self) {
+        let Some(mut receiver) = self.0.receiver.try_lock() else { return };
+        let Some(open) = receiver.as_mut() else { return };
+        let received = open.receive_some(self, LOOK_BYTES);
+        drop(receiver);
+        // Whatever else there is to do about it is the reactor's, which no event may tell.
+        if !matches!(received, Received::Idle { .. }) {
+            self.0.reactor.kick(self.0.token);
+        }
     }
 
     /// Sends what is queued unless somebody else is at it, who then sends this too.

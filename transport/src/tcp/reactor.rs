@@ -73,7 +73,8 @@ impl Reactor {
             stopping: AtomicBool::new(false),
         };
         let handle = Handle(Arc::new(shared));
-        let turns = Turns { poll, shared: handle.0.clone(), config, unfinished: Vec::new() };
+        let turns =
+            Turns { poll, shared: handle.0.clone(), config, unfinished: Vec::new(), worked: false };
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || turns.run())?;
         Ok(Self { handle, thread: Some(thread) })
     }
@@ -146,6 +147,8 @@ struct Turns {
     shared: Arc<Shared>,
     config: ReactorConfig,
     unfinished: Vec<Turn>,
+    /// Something was received or sent in this round.
+    worked: bool,
 }
 
 impl Turns {
@@ -163,9 +166,8 @@ impl Turns {
                     break;
                 }
             }
-            let turns = std::mem::take(&mut self.unfinished);
-            let worked = !turns.is_empty() || !events.is_empty();
-            for turn in turns {
+            self.worked = false;
+            for turn in std::mem::take(&mut self.unfinished) {
                 self.turn(turn);
             }
             for event in &events {
@@ -179,7 +181,8 @@ impl Turns {
             for token in kicked {
                 self.turn(Turn { token, receive: true, send: true });
             }
-            if worked && !self.config.spin.is_zero() {
+            // Not after an event whose cause another thread has dealt with: that one looks already.
+            if self.worked && !self.config.spin.is_zero() {
                 busy_until = Instant::now() + self.config.spin;
             }
         }
@@ -226,19 +229,21 @@ impl Turns {
     }
 
     /// Sends; true when there is more to send and the connection takes it.
-    fn send(&self, lane: &Lane) -> bool {
+    fn send(&mut self, lane: &Lane) -> bool {
         let mut sender = lane.0.sender.lock();
         let Some(sender) = sender.as_mut() else { return false };
+        self.worked |= lane.backlog_frames() > 0;
         sender.unblock();
         sender.send_some(lane, TURN_BYTES) == Sent::More
     }
 
-    fn receive(&self, lane: &Lane) -> Received {
+    fn receive(&mut self, lane: &Lane) -> Received {
         let mut receiver = lane.0.receiver.lock();
-        match receiver.as_mut() {
-            Some(receiver) => receiver.receive_some(lane, TURN_BYTES),
-            None => Received::Idle { in_frame: true },
-        }
+        let Some(receiver) = receiver.as_mut() else { return Received::Idle { in_frame: true } };
+        let before = receiver.received_bytes();
+        let received = receiver.receive_some(lane, TURN_BYTES);
+        self.worked |= receiver.received_bytes() != before;
+        received
     }
 
     fn close(&self, lane: &Lane, reason: &CloseReason) {

@@ -53,6 +53,7 @@ pub(super) struct Receiver {
     phase: Phase,
     scratch: IoVecs,
     low_water: u32,
+    received_bytes: u64,
 }
 
 impl Receiver {
@@ -65,11 +66,17 @@ impl Receiver {
             phase: Phase::Prefix,
             scratch: IoVecs::default(),
             low_water: 1,
+            received_bytes: 0,
         }
     }
 
     pub(super) fn stream(&self) -> &TcpStream {
         &self.stream
+    }
+
+    /// How many bytes came since the lane was opened.
+    pub(super) fn received_bytes(&self) -> u64 {
+        self.received_bytes
     }
 
     /// Receives up to about `budget` bytes and deals with them.
@@ -89,7 +96,10 @@ impl Receiver {
             }
             match self.fetch() {
                 Ok(0) => return Received::Over(CloseReason::Eof),
-                Ok(bytes) => received += bytes,
+                Ok(bytes) => {
+                    received += bytes;
+                    self.received_bytes += bytes as u64;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.hold_back_wakeups();
