@@ -20,12 +20,16 @@ use crate::net::Endpoint;
 use crate::plan::PlanLimits;
 use crate::registry::Registry;
 use crate::session;
+use crate::time::YEAR;
+
+/// How long the end of the control thread may take.
+const RUNTIME_END: Duration = Duration::from_millis(200);
 
 /// How an engine behaves. Every setting has a default; [`EngineBuilder::start`] checks them.
 #[derive(Clone, Debug)]
 pub struct EngineBuilder {
     registry: Registry,
-    listen: String,
+    listen: Option<String>,
     lane_listen: Option<String>,
     advertise: Option<String>,
     lane_advertise: Option<String>,
@@ -48,7 +52,7 @@ impl EngineBuilder {
         };
         Self {
             registry,
-            listen: "[::]:0".into(),
+            listen: None,
             lane_listen: None,
             advertise: None,
             lane_advertise: None,
@@ -66,7 +70,7 @@ impl EngineBuilder {
     /// host, IPv4 and IPv6.
     #[must_use]
     pub fn listen(mut self, address: impl Into<String>) -> Self {
-        self.listen = address.into();
+        self.listen = Some(address.into());
         self
     }
 
@@ -187,8 +191,18 @@ impl EngineBuilder {
         starting.blocking_recv().unwrap_or(Err(Error::Shutdown))
     }
 
-    fn spawn(self) -> Result<oneshot::Receiver<Result<Engine, Error>>, Error> {
+    fn spawn(mut self) -> Result<oneshot::Receiver<Result<Engine, Error>>, Error> {
         self.check()?;
+        // Times are added to the clock's, which ends somewhere.
+        let session = &mut self.session;
+        for wait in [
+            &mut session.ping_interval,
+            &mut session.dead_after,
+            &mut session.idle_after,
+            &mut self.connect_timeout,
+        ] {
+            *wait = (*wait).min(YEAR);
+        }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -197,7 +211,7 @@ impl EngineBuilder {
         let (handle_sender, handle) = oneshot::channel();
         let thread = thread::Builder::new()
             .name("kvferry-control".into())
-            .spawn(move || run(&runtime, self, handle, started))
+            .spawn(move || run(runtime, self, handle, started))
             .map_err(Error::system("starting the control thread"))?;
         // The thread waits for its own handle, to hand it to the engine.
         let _ = handle_sender.send(thread);
@@ -212,6 +226,9 @@ impl EngineBuilder {
         }
         if self.io_threads == 0 {
             return setting("io_threads", 0, "lanes need at least one thread");
+        }
+        if self.notifications == 0 {
+            return setting("notifications", 0, "no transfer with a notification could end");
         }
         let lanes = self.session.bulk_lanes;
         if lanes >= self.max_lanes_per_peer {
@@ -232,14 +249,15 @@ impl EngineBuilder {
 
 /// The control thread: everything on the runtime ends with it.
 fn run(
-    runtime: &Runtime,
+    runtime: Runtime,
     builder: EngineBuilder,
     handle: oneshot::Receiver<thread::JoinHandle<()>>,
     started: oneshot::Sender<Result<Engine, Error>>,
 ) {
     let (stop, mut stopped) = watch::channel(false);
+    let spawner = runtime.handle().clone();
     runtime.block_on(async move {
-        let parts = start(builder, runtime.handle().clone()).await;
+        let parts = start(builder, spawner).await;
         // The spawner sends it right after the thread began.
         let Ok(thread) = handle.await else { return };
         let engine = parts
@@ -258,6 +276,8 @@ fn run(
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }
     });
+    // A name that is being resolved must not hold up the end of the engine.
+    runtime.shutdown_timeout(RUNTIME_END);
 }
 
 struct Parts {
@@ -267,7 +287,14 @@ struct Parts {
 }
 
 async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Result<Parts, Error> {
-    let listen: Endpoint = builder.listen.parse()?;
+    let listen: Endpoint = match &builder.listen {
+        Some(address) => address.parse()?,
+        // Where there is no IPv6, every IPv4 address.
+        None => match bind(&Endpoint::new("::", 0)).await {
+            Ok(_) => Endpoint::new("::", 0),
+            Err(_) => Endpoint::new("0.0.0.0", 0),
+        },
+    };
     let lane_listen = match &builder.lane_listen {
         Some(address) => address.parse()?,
         None => Endpoint::new(listen.host(), 0),

@@ -12,6 +12,7 @@ use kvferry_proto::TransferId;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::TransferError;
+use crate::time;
 use crate::transfer::cargo::Cargo;
 
 /// What a transfer that ended `Done` did.
@@ -124,7 +125,7 @@ impl Transfer {
     /// Blocks this thread until it has ended, or for `patience`: `None` then.
     #[must_use]
     pub fn wait_for(&self, patience: Duration) -> Option<Ended> {
-        let deadline = Instant::now() + patience;
+        let deadline = time::after(Instant::now(), patience);
         self.look(patience);
         let completion = self.completion();
         let mut state = completion.state.lock();

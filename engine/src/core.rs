@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::Prefix;
@@ -18,6 +18,7 @@ use crate::plan::PlanLimits;
 use crate::registry::Registry;
 use crate::serve::Initiators;
 use crate::session::Settings as SessionSettings;
+use crate::time;
 
 /// How many frames may wait on a lane before it is not read any more.
 const BACKLOG_FRAMES: usize = 64;
@@ -66,17 +67,20 @@ impl Inbox {
         }
     }
 
-    /// False when it is full.
-    pub(crate) fn push(&self, notification: Notification) -> bool {
+    /// False when it is full. [`Inbox::announce`] has to follow.
+    pub(crate) fn insert(&self, notification: Notification) -> bool {
         let mut waiting = self.waiting.lock();
         if waiting.len() >= self.limit {
             return false;
         }
         waiting.push_back(notification);
-        drop(waiting);
+        true
+    }
+
+    /// Wakes whoever waits.
+    pub(crate) fn announce(&self) {
         self.arrived.notify_one();
         self.arrived_async.notify_one();
-        true
     }
 
     pub(crate) fn pop(&self) -> Option<Notification> {
@@ -98,7 +102,7 @@ impl Inbox {
     }
 
     pub(crate) fn wait(&self, patience: Duration) -> Option<Notification> {
-        let deadline = Instant::now() + patience;
+        let deadline = time::after(Instant::now(), patience);
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() {
             if self.arrived.wait_until(&mut waiting, deadline).timed_out() {
@@ -119,7 +123,9 @@ pub(crate) struct Core {
     pub(crate) inbox: Inbox,
     reactors: Mutex<Vec<Arc<Reactor>>>,
     next_reactor: AtomicUsize,
+    next_session: AtomicU64,
     shut: AtomicBool,
+    pid: u32,
 }
 
 impl Core {
@@ -133,19 +139,37 @@ impl Core {
         Self {
             incarnation,
             registry,
-            initiators: Initiators::new(settings.max_lanes_per_peer),
+            // A ping may be late by its interval.
+            initiators: Initiators::new(
+                settings.max_lanes_per_peer,
+                settings.session.dead_after + settings.session.ping_interval,
+            ),
             inbox: Inbox::new(settings.notifications),
             settings,
             runtime,
             peers: Mutex::default(),
             reactors: Mutex::new(reactors.into_iter().map(Arc::new).collect()),
             next_reactor: AtomicUsize::new(0),
+            next_session: AtomicU64::new(0),
             shut: AtomicBool::new(false),
+            pid: std::process::id(),
         }
     }
 
-    pub(crate) fn lane_config() -> LaneConfig {
+    /// For lanes that others opened: one who asks without listening is not read any more.
+    pub(crate) fn accepted_lane() -> LaneConfig {
         LaneConfig { parse: parse_prefix, backlog_frames: BACKLOG_FRAMES }
+    }
+
+    /// For lanes that this engine opened. Answers are always read: what waits to be sent is bounded
+    /// by windows, and if both ends stopped reading neither would go on.
+    pub(crate) fn opened_lane() -> LaneConfig {
+        LaneConfig { parse: parse_prefix, backlog_frames: usize::MAX }
+    }
+
+    /// A number for a session: each numbers its own transfers and lanes.
+    pub(crate) fn next_session(&self) -> u64 {
+        self.next_session.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The thread for the next lane, in turn; `None` after shutdown.
@@ -153,6 +177,12 @@ impl Core {
         let reactors = self.reactors.lock();
         let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
         reactors.get(turn.checked_rem(reactors.len())?).cloned()
+    }
+
+    /// Whether this is the process that the engine was started in, and not a forked child, which
+    /// has none of its threads.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.pid == std::process::id()
     }
 
     /// Nothing new is accepted from now on.

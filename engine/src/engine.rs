@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::net::{Endpoint, IntoEndpoint};
 use crate::peer::{Peer, PeerInner};
 use crate::registry::{Grant, Registry, Span};
+use crate::time;
 
 /// How often initiators are looked at.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -33,7 +34,6 @@ pub struct Engine {
     lane_port: u16,
     stop: watch::Sender<bool>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    pid: u32,
 }
 
 impl Engine {
@@ -51,8 +51,7 @@ impl Engine {
         thread: JoinHandle<()>,
     ) -> Self {
         core.runtime.spawn(sweep(core.clone()));
-        let pid = std::process::id();
-        Self { core, address, lane_port, stop, thread: Mutex::new(Some(thread)), pid }
+        Self { core, address, lane_port, stop, thread: Mutex::new(Some(thread)) }
     }
 
     /// Leaves the control thread to end by itself.
@@ -164,7 +163,7 @@ impl Engine {
     /// and about a second.
     pub fn shutdown(&self, patience: Duration) {
         let Some(thread) = self.thread.lock().take() else { return };
-        if self.pid != std::process::id() {
+        if !self.core.is_own_process() {
             // A forked child has none of the threads, and its parent goes on using the sockets.
             std::mem::forget(thread);
             return;
@@ -177,7 +176,7 @@ impl Engine {
         for peer in &peers {
             peer.drain();
         }
-        let deadline = Instant::now() + patience;
+        let deadline = time::after(Instant::now(), patience);
         while Instant::now() < deadline && !peers.iter().all(|peer| peer.is_drained()) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -222,10 +221,8 @@ pub struct EngineStatus {
 }
 
 async fn sweep(core: Arc<Core>) {
-    // A ping may be late by its interval, and the answer to the last one is what counts.
-    let dead_after = core.settings.session.dead_after + core.settings.session.ping_interval;
     loop {
         tokio::time::sleep(SWEEP).await;
-        core.initiators.sweep(dead_after);
+        core.initiators.sweep();
     }
 }

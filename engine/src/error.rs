@@ -50,6 +50,19 @@ pub enum Error {
         /// What was asked for.
         wanted: Access,
     },
+    /// Only whole regions are shared.
+    #[error(
+        "these {length} bytes are a part of region {region} of {region_length} bytes: share the \
+         whole region, or grant the part to those who need it"
+    )]
+    PartOfRegion {
+        /// The region.
+        region: RegionId,
+        /// The part's length in bytes.
+        length: u64,
+        /// The region's length in bytes.
+        region_length: u64,
+    },
     /// No region of this process covers an address range.
     #[error("no region covers [{address:#x}, +{length}): register it first")]
     NotRegistered {

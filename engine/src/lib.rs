@@ -33,7 +33,7 @@
 //! | `peer` | the driver of one session | lanes |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
-//! | `engine`, `builder`, `core`, `lanes`, `net`, `error` | the whole, its settings, addresses, errors | |
+//! | `engine`, `builder`, `core`, `lanes`, `net`, `error`, `time` | the whole, its settings, addresses, errors | |
 #![forbid(unsafe_code)]
 
 mod builder;
@@ -52,6 +52,7 @@ mod remote;
 mod request;
 pub mod serve;
 pub mod session;
+mod time;
 pub mod topology;
 pub mod transfer;
 

@@ -10,13 +10,17 @@
 //! grants a call stands on.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
 type Gate = Arc<Mutex<()>>;
 
 static GATES: Mutex<Vec<Gate>> = Mutex::new(Vec::new());
+
+/// The process whose threads have the gates. A forked child has none of them but its own, and a
+/// gate that was held at the fork is held for ever there.
+static PROCESS: OnceLock<u32> = OnceLock::new();
 
 struct OwnGate {
     gate: Gate,
@@ -25,9 +29,18 @@ struct OwnGate {
 
 impl OwnGate {
     fn register() -> Self {
+        PROCESS.get_or_init(std::process::id);
         let gate = Gate::default();
         GATES.lock().push(gate.clone());
         Self { gate, inside: Cell::new(false) }
+    }
+
+    fn enter<R>(&self, call: impl FnOnce() -> R) -> R {
+        let _inside = self.gate.lock();
+        self.inside.set(true);
+        let result = call();
+        self.inside.set(false);
+        result
     }
 }
 
@@ -43,19 +56,24 @@ thread_local! {
 
 /// Makes a call that touches memory. What forbids it must be looked at inside `call`.
 pub(crate) fn enter<R>(call: impl FnOnce() -> R) -> R {
-    OWN.with(|own| {
-        let _inside = own.gate.lock();
-        own.inside.set(true);
-        let result = call();
-        own.inside.set(false);
-        result
-    })
+    let mut call = Some(call);
+    let entered = OWN.try_with(|own| call.take().map(|call| own.enter(call)));
+    match (entered, call) {
+        (Ok(Some(result)), _) => result,
+        // The thread is on its way out, and its gate is gone: one for this call.
+        (_, Some(call)) => OwnGate::register().enter(call),
+        (_, None) => unreachable!("a call that was taken was made"),
+    }
 }
 
 /// Returns when no call is under way that did not see what was forbidden before this one. Must not
 /// be called inside [`enter`].
 pub(crate) fn quiesce() {
-    debug_assert!(!OWN.with(|own| own.inside.get()), "quiesce inside a passage waits for itself");
+    let is_inside = OWN.try_with(|own| own.inside.get()).unwrap_or(false);
+    debug_assert!(!is_inside, "quiesce inside a passage waits for itself");
+    if PROCESS.get().is_some_and(|process| *process != std::process::id()) {
+        return;
+    }
     // A thread that registers after this copy was taken sees the mark: it was set before the list
     // was locked here.
     let gates = GATES.lock().clone();

@@ -19,12 +19,12 @@
 //! use kvferry_proto::identity::TransferId;
 //!
 //! let mut bytes = Vec::new();
-//! Control::Cancel { transfer: TransferId(7) }.encode(&mut bytes);
+//! Control::Cancel { transfer: TransferId(7), floor: TransferId(3) }.encode(&mut bytes);
 //! let (prefix, head) = bytes.split_at(Prefix::BYTES);
 //! let prefix = Prefix::decode(prefix.try_into()?)?;
 //! assert!(matches!(
 //!     Request::decode(&prefix, head)?,
-//!     Request::Control(Control::Cancel { transfer: TransferId(7) })
+//!     Request::Control(Control::Cancel { transfer: TransferId(7), .. })
 //! ));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

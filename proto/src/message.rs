@@ -13,7 +13,7 @@ pub const VERSION_MAJOR: u16 = 1;
 pub const VERSION_MINOR: u16 = 0;
 
 /// The most spans of a ticket.
-pub const TICKET_SPANS: usize = 65_536;
+pub const TICKET_SPANS: usize = 1 << 18;
 
 /// The most bytes of a layout's name.
 pub const NAME_BYTES: usize = 1024;

@@ -122,7 +122,7 @@ proptest! {
 fn controls_and_replies_come_back_as_they_were_written() {
     let controls = [
         Control::Landed { transfer: TransferId(3), slice: 9 },
-        Control::Cancel { transfer: TransferId(u64::MAX) },
+        Control::Cancel { transfer: TransferId(u64::MAX), floor: TransferId(8) },
         Control::FenceLane { lane: LaneId(4) },
         Control::Ping { nonce: 1, floor: TransferId(2) },
     ];
@@ -187,8 +187,14 @@ fn a_descriptor_whose_spans_overflow_the_slice_is_refused() {
 
 #[test]
 fn a_lane_hello_and_its_welcome_come_back_as_they_were_written() {
-    let hello =
-        Hello { version: 1, initiator: Incarnation(5), target: Incarnation(6), lane: LaneId(7) };
+    let hello = Hello {
+        version: 1,
+        initiator: Incarnation(5),
+        target: Incarnation(6),
+        session: 8,
+        lane: LaneId(7),
+        ping_ms: 9,
+    };
     assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
     let welcome = Welcome { target: Incarnation(6), refusal: None };
     assert_eq!(Welcome::decode(&welcome.encode()).unwrap(), welcome);

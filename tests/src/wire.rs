@@ -35,7 +35,9 @@ impl RawLane {
             version: VERSION_MAJOR,
             initiator: Incarnation(initiator),
             target: Incarnation(to.incarnation),
+            session: 0,
             lane: LaneId(lane),
+            ping_ms: 2000,
         };
         raw.send(&hello.encode());
         let mut welcome = [0; Welcome::BYTES];

@@ -14,13 +14,13 @@ use crate::core::Core;
 use crate::serve::RequestHandler;
 
 /// How many connections may be between their start and the end of their hello.
-const MOST_UNKNOWN: usize = 512;
+const MOST_UNKNOWN: usize = 1024;
 
 /// How long a hello may take: a connection that says nothing costs a descriptor for that long.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The wait after the system refused a connection, for want of descriptors for example.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts lanes for as long as the engine's runtime lives.
 pub(crate) async fn accept_lanes(core: Arc<Core>, listener: TcpListener) {
@@ -65,7 +65,7 @@ async fn greet(core: &Arc<Core>, mut stream: TcpStream) -> std::io::Result<()> {
         let stream = stream.into_std()?;
         let reactor = core.reactor().ok_or_else(|| std::io::Error::other(Refusal::ShuttingDown))?;
         let handler = Arc::new(RequestHandler::new(core.clone(), initiator.clone(), hello.lane));
-        initiator.lanes.add(hello.lane, || reactor.add(stream, Core::lane_config(), handler))
+        initiator.lanes.add(hello.lane, || reactor.add(stream, Core::accepted_lane(), handler))
     });
     if opened.is_err() {
         initiator.remove_lane(hello.lane);
@@ -83,5 +83,5 @@ fn admit(core: &Core, hello: &Hello) -> Result<Arc<crate::serve::Initiator>, Ref
     if core.is_shut() {
         return Err(Refusal::ShuttingDown);
     }
-    core.initiators.open_lane(hello.initiator, hello.lane)
+    core.initiators.open_lane(hello)
 }

@@ -19,6 +19,10 @@ use crate::core::Core;
 use crate::error::Error;
 use crate::net::Endpoint;
 use crate::peer::{PeerInner, ReplyHandler};
+use crate::remote::RemoteTable;
+
+/// A peer that takes less at once makes us cut transfers into more pieces than is reasonable.
+const LEAST_SLICE_BYTES: u32 = 64 << 10;
 
 /// Where a peer accepts lanes, and what it takes.
 #[derive(Clone, Debug)]
@@ -35,13 +39,13 @@ pub(crate) async fn hold(peer: Weak<PeerInner>) {
         return;
     };
     let limit = core.settings.connect_timeout;
-    let watching = match timeout(limit, shake_hands(&core, &endpoint, &peer)).await {
+    let watching = match timeout(limit, shake_hands(&core, &endpoint)).await {
         Ok(watching) => watching,
         Err(_) => Err(Error::unreachable(&endpoint, format_args!("no answer within {limit:?}"))),
     };
     drop(core);
     let (mut updates, answer) = match watching {
-        Ok((updates, incarnation, offer)) => (Some(updates), Ok((incarnation, offer))),
+        Ok((updates, shaken)) => (Some(updates), Ok(shaken)),
         Err(error) => (None, Err(error)),
     };
     if let Some(peer) = peer.upgrade() {
@@ -51,7 +55,11 @@ pub(crate) async fn hold(peer: Weak<PeerInner>) {
         let update = stream.message().await;
         let Some(peer) = peer.upgrade() else { return };
         let followed = match update {
-            Ok(Some(update)) => apply(&peer, update),
+            Ok(Some(update)) => {
+                let applied = apply(&endpoint, &mut peer.table().write(), update);
+                peer.table_changed();
+                applied
+            }
             Ok(None) => Err(Error::unreachable(&endpoint, "it closed the control connection")),
             Err(status) => Err(Error::unreachable(&endpoint, describe(&status))),
         };
@@ -63,13 +71,17 @@ pub(crate) async fn hold(peer: Weak<PeerInner>) {
     }
 }
 
-type Watching = (Streaming<rpc::TableUpdate>, Incarnation, Offer);
+/// What a handshake brings.
+pub(crate) struct Shaken {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) offer: Offer,
+    pub(crate) table: RemoteTable,
+}
 
 async fn shake_hands(
     core: &Core,
     endpoint: &Endpoint,
-    peer: &Weak<PeerInner>,
-) -> Result<Watching, Error> {
+) -> Result<(Streaming<rpc::TableUpdate>, Shaken), Error> {
     let unreachable = |error: &dyn Display| Error::unreachable(endpoint, error);
     let mut client = connect(endpoint, core.settings.connect_timeout).await?;
     let reply = client
@@ -99,35 +111,39 @@ async fn shake_hands(
             u16::try_from(offer.port).map_err(|_| unreachable(&"its lane port is no port"))?,
         ),
         incarnation,
-        max_slice_bytes: offer.max_slice_bytes.max(1),
+        max_slice_bytes: offer.max_slice_bytes,
     };
+    if offer.max_slice_bytes < LEAST_SLICE_BYTES {
+        let why = format_args!("it takes slices of {} bytes at most", offer.max_slice_bytes);
+        return Err(unreachable(&why));
+    }
     let mut updates = client
         .watch(rpc::WatchRequest { incarnation: incarnation.0, watcher: core.incarnation.0 })
         .await
         .map_err(|status| unreachable(&describe(&status)))?
         .into_inner();
-    if let Some(peer) = peer.upgrade() {
-        peer.table().write().reset(Some(incarnation));
-    }
+    let mut table = RemoteTable::of(incarnation);
     loop {
         let update = updates.message().await.map_err(|status| unreachable(&describe(&status)))?;
         let update = update.ok_or_else(|| unreachable(&"it closed the control connection"))?;
         let complete = update.complete;
-        let Some(peer) = peer.upgrade() else { return Err(Error::Shutdown) };
-        apply(&peer, update)?;
+        apply(endpoint, &mut table, update)?;
         if complete {
-            return Ok((updates, incarnation, offer));
+            return Ok((updates, Shaken { incarnation, offer, table }));
         }
     }
 }
 
-fn apply(peer: &PeerInner, update: rpc::TableUpdate) -> Result<(), Error> {
-    let update = TableUpdate::try_from(update)
-        .map_err(|error| Error::unreachable(peer.endpoint(), error))?;
-    if !peer.table().write().apply(update) {
-        return Err(Error::unreachable(peer.endpoint(), "its table is larger than any real one"));
+fn apply(
+    endpoint: &Endpoint,
+    table: &mut RemoteTable,
+    update: rpc::TableUpdate,
+) -> Result<(), Error> {
+    let update =
+        TableUpdate::try_from(update).map_err(|error| Error::unreachable(endpoint, error))?;
+    if !table.apply(update) {
+        return Err(Error::unreachable(endpoint, "its table is larger than any real one"));
     }
-    peer.table_changed();
     Ok(())
 }
 
@@ -243,7 +259,9 @@ async fn try_open_lane(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error>
         version: VERSION_MAJOR,
         initiator: core.incarnation,
         target: offer.incarnation,
+        session: peer.number(),
         lane,
+        ping_ms: u32::try_from(core.settings.session.ping_interval.as_millis()).unwrap_or(u32::MAX),
     };
     stream.write_all(&hello.encode()).await.map_err(|error| unreachable(&error))?;
     let mut welcome = [0; Welcome::BYTES];
@@ -257,6 +275,6 @@ async fn try_open_lane(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error>
     let reactor = core.reactor().ok_or(Error::Shutdown)?;
     let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane));
     peer.lanes()
-        .add(lane, || reactor.add(stream, Core::lane_config(), handler))
+        .add(lane, || reactor.add(stream, Core::opened_lane(), handler))
         .map_err(|error| unreachable(&error))
 }

@@ -1,16 +1,18 @@
 //! The service `Peer`, for engines that want to reach this one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvferry_proto::message;
 use kvferry_proto::rpc::peer_server::{Peer, PeerServer};
 use kvferry_proto::rpc::{self, offer};
 use kvferry_proto::{Incarnation, frame::limits};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::accept::ACCEPT_PAUSE;
 use super::client::version;
 use crate::core::Core;
 use crate::net::Endpoint;
@@ -25,6 +27,13 @@ const REQUESTS_PER_CONNECTION: usize = 64;
 /// How many updates may wait for one watcher: it gets the rest when it has taken these.
 const UPDATES_AHEAD: usize = 4;
 
+/// How many connections may wait to be served.
+const ACCEPTED_AHEAD: usize = 16;
+
+/// How long a connection may be silent before its other end is asked whether it is there, and how
+/// long the answer may take: what follows the table from a host that is gone is given back.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
 struct PeerService {
     core: Arc<Core>,
     lane_port: u16,
@@ -33,16 +42,38 @@ struct PeerService {
 
 /// Serves for as long as the engine's runtime lives.
 pub(crate) async fn serve(core: Arc<Core>, listener: TcpListener, lane_port: u16) {
+    let (accepting, accepted) = mpsc::channel(ACCEPTED_AHEAD);
+    tokio::spawn(accept(listener, accepting));
     let watchers = Arc::new(Semaphore::new(MOST_WATCHERS));
     let service = PeerServer::new(PeerService { core, lane_port, watchers });
     let served = tonic::transport::Server::builder()
         .concurrency_limit_per_connection(REQUESTS_PER_CONNECTION)
-        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(service)
-        .serve_with_incoming(TcpListenerStream::new(listener))
+        .serve_with_incoming(ReceiverStream::new(accepted))
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the control server failed: no peer can connect any more");
+    }
+}
+
+/// Accepts connections for as long as they are served, and pauses while none can be had.
+async fn accept(listener: TcpListener, accepted: mpsc::Sender<std::io::Result<TcpStream>>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // Small messages both ways: one that cannot be told so is slower, no more.
+                let _ = stream.set_nodelay(true);
+                if accepted.send(Ok(stream)).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no control connection can be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 
-use crate::control::client::{self, Offer};
+use crate::control::client::{self, Offer, Shaken};
 use crate::core::Core;
 use crate::error::Error;
 use crate::lanes::Lanes;
@@ -25,7 +25,7 @@ use crate::net::Endpoint;
 use crate::plan::PlanLimits;
 use crate::registry::Registry;
 use crate::remote::RemoteTable;
-use crate::session::{Action, Session};
+use crate::session::{Action, Connection, Session};
 use crate::transfer::Spec;
 use crate::transfer::cargo::{Cargo, Driver};
 
@@ -37,19 +37,33 @@ pub(crate) use replies::ReplyHandler;
 /// What carries everything today.
 pub(crate) const TRANSPORT: &str = "tcp";
 
+/// What those who connect are told.
+type Answer = Result<(), Error>;
+
+/// What comes of connecting.
+enum Connecting {
+    Up,
+    Pending(oneshot::Receiver<Answer>),
+    Closed,
+}
+
 type Actions = VecDeque<Action<Arc<Cargo>>>;
 
 pub(crate) struct PeerInner {
     endpoint: Endpoint,
     core: Arc<Core>,
+    /// Which of this engine's sessions it is.
+    number: u64,
     session: Mutex<Session<Arc<Cargo>>>,
+    /// Held by whoever carries out what the session decides.
+    driving: Mutex<()>,
     lanes: Lanes,
     table: RwLock<RemoteTable>,
     /// Where lanes are accepted, since the last handshake.
     offer: Mutex<Option<Offer>>,
     /// The task that holds the control connection.
     control: Mutex<Option<AbortHandle>>,
-    waiting: Mutex<Vec<oneshot::Sender<Result<(), Error>>>>,
+    waiting: Mutex<Vec<oneshot::Sender<Answer>>>,
     /// When the timer task wakes next, and how to wake it earlier.
     armed: Mutex<Option<Instant>>,
     rearm: Notify,
@@ -62,7 +76,9 @@ impl PeerInner {
         let peer = Arc::new(Self {
             endpoint,
             core: core.clone(),
+            number: core.next_session(),
             session: Mutex::new(session),
+            driving: Mutex::default(),
             lanes: Lanes::default(),
             table: RwLock::default(),
             offer: Mutex::default(),
@@ -86,6 +102,10 @@ impl PeerInner {
 
     pub(crate) fn registry(&self) -> &Registry {
         &self.core.registry
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -124,14 +144,32 @@ impl PeerInner {
         if self.core.is_shut() {
             return Err(Error::Shutdown);
         }
-        let connected = self.session.lock().incarnation().is_some();
-        if connected {
-            return client::catch_up(self).await;
+        if let Connecting::Up = self.begin_connecting() {
+            if client::catch_up(self).await.is_ok() {
+                return Ok(());
+            }
+            // Its control port answers no more, or answers as somebody else.
+            self.event(|session, now| session.on_control_lost(now));
         }
-        let (sender, receiver) = oneshot::channel();
-        self.waiting.lock().push(sender);
-        self.event(|session, now| session.connect(now));
-        receiver.await.unwrap_or(Err(Error::Shutdown))
+        match self.begin_connecting() {
+            Connecting::Up => Ok(()),
+            Connecting::Closed => Err(Error::Shutdown),
+            Connecting::Pending(answer) => answer.await.unwrap_or(Err(Error::Shutdown)),
+        }
+    }
+
+    /// Whether it is connected, or what tells when it is.
+    fn begin_connecting(self: &Arc<Self>) -> Connecting {
+        self.event(|session, now| match session.connect(now) {
+            Connection::Closed => Connecting::Closed,
+            Connection::Up => Connecting::Up,
+            // Under the session's lock, so that the answer comes after it.
+            Connection::Pending => {
+                let (sender, receiver) = oneshot::channel();
+                self.waiting.lock().push(sender);
+                Connecting::Pending(receiver)
+            }
+        })
     }
 
     /// Submits a transfer whose regions are held.
@@ -141,6 +179,9 @@ impl PeerInner {
         spec: Spec,
         cargo: &Arc<Cargo>,
     ) -> Result<(), Error> {
+        if !self.core.is_own_process() {
+            return Err(Error::Shutdown);
+        }
         self.event(|session, now| {
             let id = session.submit(now, incarnation, spec, cargo.clone())?;
             // Before the lock is given back: nobody sees the transfer without its number.
@@ -154,17 +195,29 @@ impl PeerInner {
         self: &Arc<Self>,
         event: impl FnOnce(&mut Session<Arc<Cargo>>, Instant) -> R,
     ) -> R {
-        let (result, mut actions, next) = {
+        let (result, next) = {
             let mut session = self.session.lock();
             let result = event(&mut session, Instant::now());
-            (result, session.take_actions(), session.next_timeout())
+            (result, session.next_timeout())
         };
-        while !actions.is_empty() {
-            self.carry_out(actions);
-            actions = self.session.lock().take_actions();
-        }
+        self.drive();
         self.arm(next);
         result
+    }
+
+    /// Carries out what the session decided, in the order in which it did, unless somebody else is
+    /// at it, who then does this too.
+    fn drive(self: &Arc<Self>) {
+        loop {
+            let Some(driving) = self.driving.try_lock() else { return };
+            let actions = self.session.lock().take_actions();
+            self.carry_out(actions);
+            drop(driving);
+            // Whoever caused an action while the lock was held relies on this second look.
+            if !self.session.lock().has_actions() {
+                return;
+            }
+        }
     }
 
     fn arm(&self, next: Option<Instant>) {
@@ -210,7 +263,6 @@ impl PeerInner {
                 }
                 Action::Connected => self.answer_waiting(&Ok(())),
                 Action::Forget(cause) => {
-                    self.table.write().reset(None);
                     self.replace_control(None);
                     if let Some(cause) = cause {
                         self.answer_waiting(&Err(cause));
@@ -251,7 +303,7 @@ impl PeerInner {
         }
     }
 
-    fn answer_waiting(&self, answer: &Result<(), Error>) {
+    fn answer_waiting(&self, answer: &Answer) {
         for waiting in std::mem::take(&mut *self.waiting.lock()) {
             // Whoever waited may be gone.
             let _ = waiting.send(answer.clone());
@@ -259,10 +311,12 @@ impl PeerInner {
     }
 
     /// The handshake is through and the peer's table is whole, or it failed.
-    pub(crate) fn shaken(self: &Arc<Self>, answer: Result<(Incarnation, Offer), Error>) {
-        let incarnation = answer.map(|(incarnation, offer)| {
-            *self.offer.lock() = Some(offer);
-            incarnation
+    pub(crate) fn shaken(self: &Arc<Self>, answer: Result<Shaken, Error>) {
+        let incarnation = answer.map(|shaken| {
+            *self.offer.lock() = Some(shaken.offer);
+            *self.table.write() = shaken.table;
+            self.table_changed();
+            shaken.incarnation
         });
         match &incarnation {
             Ok(incarnation) => tracing::info!(peer = %self.endpoint, %incarnation, "connected"),
@@ -288,8 +342,9 @@ impl PeerInner {
         self.event(|session, now| session.on_reply(now, lane, reply));
     }
 
-    fn cargo(&self, transfer: TransferId) -> Option<Arc<Cargo>> {
-        self.session.lock().token(transfer).cloned()
+    /// The read that waits for the payload of a slice on a lane.
+    fn awaits(&self, lane: LaneId, transfer: TransferId, slice: u32) -> Option<Arc<Cargo>> {
+        self.session.lock().awaits(lane, transfer, slice).cloned()
     }
 
     /// Lets every transfer fail, fenced where there is time.
@@ -311,19 +366,19 @@ impl PeerInner {
 
 impl Driver for PeerDriver {
     fn cancel(&self, transfer: TransferId) {
-        if let Some(peer) = self.0.upgrade() {
+        if let Some(peer) = self.peer() {
             peer.event(|session, now| session.fail(now, transfer, Error::Cancelled));
         }
     }
 
     fn cut(&self, transfer: TransferId) {
-        if let Some(peer) = self.0.upgrade() {
+        if let Some(peer) = self.peer() {
             peer.event(|session, now| session.give_up(now, transfer, Error::RegionWithdrawn));
         }
     }
 
     fn fault(&self, transfer: TransferId) {
-        if let Some(peer) = self.0.upgrade() {
+        if let Some(peer) = self.peer() {
             peer.event(|session, now| session.fail(now, transfer, Error::MemoryFault));
         }
     }
@@ -341,6 +396,13 @@ impl Driver for PeerDriver {
 
 /// A way back to the peer for whoever only knows a transfer.
 pub(crate) struct PeerDriver(pub(crate) Weak<PeerInner>);
+
+impl PeerDriver {
+    /// The peer, unless this is a forked child: its sockets are its parent's.
+    fn peer(&self) -> Option<Arc<PeerInner>> {
+        self.0.upgrade().filter(|peer| peer.core.is_own_process())
+    }
+}
 
 impl fmt::Debug for PeerInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

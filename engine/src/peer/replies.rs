@@ -12,7 +12,6 @@ use kvferry_transport::tcp::{
 use super::PeerInner;
 use crate::error::Error;
 use crate::passage;
-use crate::transfer::Op;
 use crate::transfer::cargo::{Cargo, Permit};
 
 /// Handles one lane's replies. It does not keep the peer alive.
@@ -37,7 +36,7 @@ impl ReplyHandler {
         let landing = DataLanding {
             peer: self.peer.clone(),
             lane: self.lane,
-            cargo: peer.cargo(transfer).filter(|cargo| cargo.terms().op == Op::Read),
+            cargo: peer.awaits(self.lane, transfer, slice),
             transfer,
             slice,
             crc32c: prefix.checksum.then_some(crc32c),
@@ -96,7 +95,12 @@ impl DataLanding {
         let Some(slice) = slice.filter(|slice| slice.bytes == payload_bytes) else {
             return Err(format!("{payload_bytes} bytes for slice {}", self.slice));
         };
-        self.spans = cargo.local_spans(slice).map_err(|error| error.to_string())?;
+        match cargo.local_spans(slice) {
+            Ok(spans) => self.spans = spans,
+            // It has ended meanwhile.
+            Err(_) if cargo.permit() != Permit::Open => self.cargo = None,
+            Err(error) => return Err(error.to_string()),
+        }
         Ok(self)
     }
 

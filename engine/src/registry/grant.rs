@@ -1,13 +1,13 @@
 //! Permissions that peers hold.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::Status;
-use kvferry_proto::message::{Ticket, TicketSpan};
+use kvferry_proto::message::{TICKET_SPANS, Ticket, TicketSpan};
 use kvferry_proto::{Access, GrantId, Incarnation, RegionId};
 use parking_lot::RwLock;
 
@@ -86,7 +86,7 @@ impl GrantInner {
 struct Slots {
     slots: Vec<Option<Arc<GrantInner>>>,
     free: Vec<u32>,
-    by_region: HashMap<RegionId, Vec<GrantId>>,
+    by_region: HashMap<RegionId, HashSet<GrantId>>,
 }
 
 #[derive(Default)]
@@ -104,6 +104,10 @@ impl GrantTable {
             Error::system("drawing a random number")(std::io::Error::other(error))
         })?;
         let (ranges, regions) = merge(spans);
+        if ranges.len() > TICKET_SPANS {
+            let (what, limit) = ("ranges of one grant", TICKET_SPANS as u64);
+            return Err(Error::Backpressure { what, limit });
+        }
         let mut table = self.0.write();
         let slot = match table.free.pop() {
             Some(slot) => slot,
@@ -118,7 +122,7 @@ impl GrantTable {
         // A nonce of 0 would make slot 0's id 0, which means none.
         let id = GrantId::new(slot, nonce | 1);
         for region in &regions {
-            table.by_region.entry(region.id).or_default().push(id);
+            table.by_region.entry(region.id).or_default().insert(id);
         }
         let live = AtomicBool::new(true);
         let grant = Arc::new(GrantInner { id, access, peer, expires, live, ranges, regions });
@@ -137,18 +141,16 @@ impl GrantTable {
         table.slots.len() - table.free.len()
     }
 
-    /// Returns when nothing more can be touched under these grants.
+    /// Returns when nothing more can be touched under these grants, whoever revoked them: another
+    /// thread may have marked them and not have waited yet.
     fn revoke(&self, ids: impl IntoIterator<Item = GrantId>) {
-        let mut revoked = false;
         {
             let mut table = self.0.write();
             for id in ids {
-                revoked |= table.remove(id);
+                table.remove(id);
             }
         }
-        if revoked {
-            passage::quiesce();
-        }
+        passage::quiesce();
     }
 
     /// Returns when nothing more can be touched of a region under any grant.
@@ -159,24 +161,24 @@ impl GrantTable {
 }
 
 impl Slots {
-    fn remove(&mut self, id: GrantId) -> bool {
-        let Some(slot) = self.slots.get_mut(id.slot() as usize) else { return false };
-        let Some(grant) = slot.take_if(|grant| grant.id == id) else { return false };
+    fn remove(&mut self, id: GrantId) {
+        let Some(slot) = self.slots.get_mut(id.slot() as usize) else { return };
+        let Some(grant) = slot.take_if(|grant| grant.id == id) else { return };
         grant.live.store(false, Ordering::Release);
         self.free.push(id.slot());
         for region in &grant.regions {
             if let Some(grants) = self.by_region.get_mut(&region.id) {
-                grants.retain(|other| *other != id);
+                grants.remove(&id);
                 if grants.is_empty() {
                     self.by_region.remove(&region.id);
                 }
             }
         }
-        true
     }
 }
 
 fn merge(mut spans: Vec<Span>) -> (Vec<Range>, Vec<Arc<RegionInner>>) {
+    spans.retain(|span| span.length > 0);
     spans.sort_unstable_by_key(|span| (span.region.id, span.offset));
     let mut ranges: Vec<Range> = Vec::with_capacity(spans.len());
     let mut regions: Vec<Arc<RegionInner>> = Vec::new();
@@ -214,17 +216,14 @@ impl Registry {
                 let existing = span.region.id;
                 return Err(Error::AccessConflict { existing, registered, wanted: access });
             }
-            if self.by_id(span.region.id).is_none() {
-                return Err(Error::Unregistered { region: span.region.id });
-            }
         }
         // A time too long for the clock is for ever.
         let expires = Instant::now().checked_add(ttl);
         let inner = self.grants().insert(spans, Some(peer), access, expires)?;
-        // An unregistering that went by meanwhile has looked for grants already.
-        if inner.regions.iter().any(|region| self.by_id(region.id).is_none()) {
-            let region =
-                inner.regions.first().map_or(RegionId { slot: 0, generation: 0 }, |r| r.id);
+        // An unregistering marks its region first and looks for grants then: one of the two sees the
+        // other.
+        if let Some(region) = inner.regions.iter().find(|region| region.is_closing()) {
+            let region = region.id;
             self.grants().revoke([inner.id]);
             return Err(Error::Unregistered { region });
         }

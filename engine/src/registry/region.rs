@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use super::layout::{Layout, LayoutView};
 use super::{GrantInner, Registry};
 use crate::error::Error;
+use crate::time;
 
 /// Something that uses a region's memory until it ends: a transfer.
 pub(crate) trait Holder: Send + Sync {
@@ -124,6 +125,11 @@ impl RegionInner {
             },
             standing: standing.map(|grant| StandingGrant { grant: grant.id, access: grant.access }),
         })
+    }
+
+    /// Whether it is on its way out: nothing new may be granted or published of it.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.state.lock().closing
     }
 
     /// A layout of it was published, or withdrawn.
@@ -267,20 +273,28 @@ impl Region {
     }
 
     /// Grants every peer `access` to the whole region until it is unregistered: what engines that
-    /// register memory and hand out its address expect.
+    /// register memory and hand out its address expect. What was shared before stays shared.
     ///
     /// # Errors
-    /// [`Error::AccessConflict`] when the region is not registered for it, or
+    /// [`Error::AccessConflict`] when the region is not registered for it,
+    /// [`Error::PartOfRegion`] when this is a reference to a part of it, or
     /// [`Error::Unregistered`].
     pub fn share(&self, access: Access) -> Result<GrantId, Error> {
         self.check_access(access)?;
+        let region_length = self.inner.length();
+        if self.length != region_length {
+            let (region, length) = (self.inner.id, self.length);
+            return Err(Error::PartOfRegion { region, length, region_length });
+        }
         let mut state = self.inner.state.lock();
         if state.closing {
             return Err(Error::Unregistered { region: self.inner.id });
         }
-        if let Some(grant) = state.standing.iter().find(|grant| grant.access == access) {
+        if let Some(grant) = state.standing.iter().find(|grant| grant.access.permits(access)) {
             return Ok(grant.id);
         }
+        // Peers are told of one grant, which has to permit all that was shared.
+        let access = if state.standing.is_empty() { access } else { Access::ReadWrite };
         let whole = Span { region: self.inner.clone(), offset: 0, length: self.inner.length() };
         let grant = self.registry.grants().insert(vec![whole], None, access, None)?;
         state.standing.push(grant.clone());
@@ -298,7 +312,7 @@ impl Region {
     }
 
     fn release(&mut self, patience: Duration) -> Released {
-        let deadline = Instant::now() + patience;
+        let deadline = time::after(Instant::now(), patience);
         let mut state = self.inner.state.lock();
         if std::mem::replace(&mut self.held, false) {
             state.references -= 1;

@@ -103,9 +103,6 @@ impl Table {
         region: &RegionInner,
         layout: LayoutDescription,
     ) -> Result<(), Error> {
-        if registry.by_id(region.id).is_none() {
-            return Err(Error::Unregistered { region: region.id });
-        }
         let name: Arc<str> = layout.name.as_str().into();
         region.count_published(1);
         let mut taken = false;
@@ -122,8 +119,9 @@ impl Table {
             region.count_published(-1);
             return Err(Error::NameTaken { name: name.to_string() });
         }
-        // An unregistering that went by meanwhile has withdrawn the region's layouts already.
-        if registry.by_id(region.id).is_none() {
+        // An unregistering marks its region first and withdraws its layouts then: one of the two
+        // sees the other.
+        if region.is_closing() {
             self.withdraw(registry, &name);
             return Err(Error::Unregistered { region: region.id });
         }

@@ -21,9 +21,9 @@ pub(crate) struct RemoteTable {
 }
 
 impl RemoteTable {
-    /// Starts anew for an incarnation.
-    pub(crate) fn reset(&mut self, incarnation: Option<Incarnation>) {
-        *self = Self { incarnation, ..Self::default() };
+    /// The table of an incarnation of which nothing is known yet.
+    pub(crate) fn of(incarnation: Incarnation) -> Self {
+        Self { incarnation: Some(incarnation), ..Self::default() }
     }
 
     pub(crate) fn incarnation(&self) -> Option<Incarnation> {
@@ -38,9 +38,12 @@ impl RemoteTable {
     /// from such a peer.
     pub(crate) fn apply(&mut self, update: TableUpdate) -> bool {
         if update.reset {
-            self.reset(self.incarnation);
+            *self = Self { incarnation: self.incarnation, ..Self::default() };
         }
-        self.version = update.version;
+        // Every piece of an update states the version that the whole has.
+        if update.complete {
+            self.version = update.version;
+        }
         for id in update.gone_regions {
             self.remove_region(id);
         }

@@ -14,6 +14,7 @@ use crate::completion::{Ended, Transfer};
 use crate::error::{Error, Remote, TransferError};
 use crate::peer::{PeerDriver, PeerInner};
 use crate::registry::Holder;
+use crate::time;
 use crate::transfer::cargo::{Cargo, Terms};
 use crate::transfer::{Op, Spec};
 use resolve::Resolved;
@@ -24,9 +25,6 @@ pub use sides::{LocalSpans, RemoteSpans};
 /// The default deadline: 10 s, and the time that the bytes take at 64 MiB/s.
 const DEADLINE_BASE: Duration = Duration::from_secs(10);
 const DEADLINE_BYTES_PER_MS: u64 = (64 << 20) / 1000;
-
-/// A deadline beyond the clock's range is as good as a year.
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A transfer that is about to be submitted. Awaiting it submits it and waits for its end.
 #[derive(Clone, Debug)]
@@ -97,7 +95,7 @@ impl Request {
         let allowed = self.deadline.unwrap_or_else(|| {
             DEADLINE_BASE + Duration::from_millis(plan.bytes() / DEADLINE_BYTES_PER_MS)
         });
-        let deadline = begun.checked_add(allowed).unwrap_or(begun + YEAR);
+        let deadline = time::after(begun, allowed);
         let spec = Spec {
             op: self.op,
             slice_bytes: plan.slices().iter().map(|slice| slice.bytes).collect(),
@@ -121,6 +119,8 @@ impl Request {
         let uses = regions.iter().map(|region| region.begin_use(holder.clone()));
         cargo.hold(uses.collect::<Result<_, _>>()?);
         self.peer.submit(incarnation, spec, &cargo)?;
+        // A region that went before the transfer had a number could not end it.
+        cargo.end_if_cut();
         Ok(Transfer::new(cargo))
     }
 }

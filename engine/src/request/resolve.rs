@@ -44,6 +44,8 @@ impl Resolved {
         };
         let known = Known { peer: peer.endpoint(), table: &table, incarnation, op };
         let mut there = Side::new(known.pieces(remote, &mut remotes)?);
+        // Planning a long list takes a while, in which the table may change.
+        drop(table);
 
         let pairs = here.count();
         if pairs != there.count() {

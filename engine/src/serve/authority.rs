@@ -9,9 +9,7 @@ use kvferry_transport::memory::SpanList;
 
 use super::Initiator;
 use crate::registry::{GrantInner, Registry};
-
-/// A deadline beyond the clock's range is as good as a year.
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+use crate::time;
 
 /// Everything that must hold while a slice is stored or sent.
 pub(super) struct Authority {
@@ -33,12 +31,12 @@ impl Authority {
     ) -> Result<(Self, SpanList), Status> {
         let now = Instant::now();
         initiator.inbound.lock().check(lane, request.head.transfer)?;
-        let remaining = Duration::from_micros(request.head.remaining_us).min(YEAR);
+        let remaining = Duration::from_micros(request.head.remaining_us);
         let mut authority = Self {
             initiator: initiator.clone(),
             lane,
             transfer: request.head.transfer,
-            deadline: now + remaining,
+            deadline: time::after(now, remaining),
             grants: Vec::new(),
         };
         let mut spans = SpanList::new();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_proto::frame::Refusal;
+use kvferry_proto::frame::{Hello, Refusal};
 use kvferry_proto::{Incarnation, LaneId};
 use parking_lot::Mutex;
 
@@ -18,12 +18,17 @@ const MOST_INITIATORS: usize = 16_384;
 /// recognised for that long.
 const REMEMBER: Duration = Duration::from_secs(120);
 
+/// However seldom an initiator says that it speaks, its lanes are reaped after three times this.
+const SLOWEST_PING: Duration = Duration::from_secs(200);
+
 /// One initiator.
 pub(crate) struct Initiator {
     pub(crate) incarnation: Incarnation,
     pub(crate) inbound: Mutex<Inbound>,
     pub(crate) lanes: Lanes,
     heard: Mutex<Instant>,
+    /// How long it may be silent.
+    dead_after: Duration,
 }
 
 impl Initiator {
@@ -39,41 +44,47 @@ impl Initiator {
     }
 }
 
+/// One session of an engine: it numbers its lanes and transfers by itself.
+type SessionKey = (Incarnation, u64);
+
 pub(crate) struct Initiators {
     most_lanes: usize,
-    known: Mutex<HashMap<Incarnation, Arc<Initiator>>>,
+    dead_after: Duration,
+    known: Mutex<HashMap<SessionKey, Arc<Initiator>>>,
 }
 
 impl Initiators {
-    pub(crate) fn new(most_lanes: usize) -> Self {
-        Self { most_lanes, known: Mutex::default() }
+    /// Each may hold up to `most_lanes` lanes, and be silent for `dead_after`, or three times as
+    /// long as it says that it may be.
+    pub(crate) fn new(most_lanes: usize, dead_after: Duration) -> Self {
+        Self { most_lanes, dead_after, known: Mutex::default() }
     }
 
     /// An initiator opens a lane.
-    pub(crate) fn open_lane(
-        &self,
-        incarnation: Incarnation,
-        lane: LaneId,
-    ) -> Result<Arc<Initiator>, Refusal> {
+    pub(crate) fn open_lane(&self, hello: &Hello) -> Result<Arc<Initiator>, Refusal> {
         let mut known = self.known.lock();
-        if known.len() >= MOST_INITIATORS && !known.contains_key(&incarnation) {
+        let key = (hello.initiator, hello.session);
+        if known.len() >= MOST_INITIATORS && !known.contains_key(&key) && !forget_oldest(&mut known)
+        {
             return Err(Refusal::TooManyLanes);
         }
-        let initiator = known.entry(incarnation).or_insert_with(|| {
+        let pings = Duration::from_millis(hello.ping_ms.into()).min(SLOWEST_PING) * 3;
+        let initiator = known.entry(key).or_insert_with(|| {
             Arc::new(Initiator {
-                incarnation,
+                incarnation: hello.initiator,
                 inbound: Mutex::new(Inbound::new(self.most_lanes)),
                 lanes: Lanes::default(),
                 heard: Mutex::new(Instant::now()),
+                dead_after: self.dead_after.max(pings),
             })
         });
-        initiator.inbound.lock().open_lane(lane)?;
+        initiator.inbound.lock().open_lane(hello.lane)?;
         initiator.hear();
         Ok(initiator.clone())
     }
 
     /// Reaps the lanes of initiators that are silent, and forgets those without lanes.
-    pub(crate) fn sweep(&self, dead_after: Duration) {
+    pub(crate) fn sweep(&self) {
         let now = Instant::now();
         let mut silent = Vec::new();
         self.known.lock().retain(|_, initiator| {
@@ -81,7 +92,7 @@ impl Initiators {
             if initiator.inbound.lock().lane_count() == 0 {
                 return quiet < REMEMBER;
             }
-            if quiet >= dead_after {
+            if quiet >= initiator.dead_after {
                 silent.push(initiator.clone());
             }
             true
@@ -101,4 +112,12 @@ impl Initiators {
         let known = self.known.lock();
         known.values().map(|initiator| initiator.inbound.lock().lane_count()).sum()
     }
+}
+
+/// Makes room by forgetting who was silent for longest among those without lanes. False when all
+/// have lanes.
+fn forget_oldest(known: &mut HashMap<SessionKey, Arc<Initiator>>) -> bool {
+    let without_lanes = known.iter().filter(|(_, one)| one.inbound.lock().lane_count() == 0);
+    let oldest = without_lanes.min_by_key(|(_, one)| *one.heard.lock()).map(|(key, _)| *key);
+    oldest.is_some_and(|key| known.remove(&key).is_some())
 }

@@ -31,7 +31,8 @@ impl RequestHandler {
             Request::Read(slice) => self.read(lane, prefix, &slice),
             Request::Notify { transfer, floor, notification } => {
                 self.observe(transfer, floor)?;
-                let status = deliver(&self.core, &self.initiator, transfer, notification.into());
+                let status =
+                    deliver(&self.core, &self.initiator, self.lane, transfer, notification.into());
                 reply(lane, Reply::Notified { transfer, status });
                 Ok(Incoming::Done)
             }
@@ -55,6 +56,10 @@ impl RequestHandler {
     fn write(&self, prefix: &Prefix, request: &SliceRequest<'_>) -> Result<Incoming, String> {
         let head = request.head;
         self.observe(head.transfer, head.floor)?;
+        // A repeat of what was announced: its memory may be somebody else's by now.
+        let is_repeat = self.initiator.inbound.lock().is_delivered(head.transfer);
+        let target =
+            if is_repeat { Err(Status::Done) } else { self.establish(request, Access::Write) };
         Ok(Incoming::Payload(Box::new(WriteLanding {
             core: self.core.clone(),
             transfer: head.transfer,
@@ -62,7 +67,7 @@ impl RequestHandler {
             answer_now: prefix.answer_now,
             crc32c: prefix.checksum.then_some(head.crc32c),
             notification: request.notification.map(Into::into),
-            target: self.establish(request, Access::Write),
+            target,
         })))
     }
 
@@ -92,7 +97,8 @@ impl RequestHandler {
     fn control(&self, lane: &Lane, control: Control) -> Result<Incoming, String> {
         let inbound = &self.initiator.inbound;
         match control {
-            Control::Cancel { transfer } => {
+            Control::Cancel { transfer, floor } => {
+                self.observe(transfer, floor)?;
                 inbound.lock().cancel(transfer);
                 passage::quiesce();
                 reply(lane, Reply::Cancelled { transfer });
@@ -145,21 +151,30 @@ fn reply(lane: &Lane, reply: Reply) {
     lane.send(&frame);
 }
 
-/// Delivers a transfer's notification to the program, once.
+/// Delivers a transfer's notification that came on a lane to the program, once.
 pub(super) fn deliver(
     core: &Core,
     initiator: &Initiator,
+    lane: LaneId,
     transfer: TransferId,
     bytes: Arc<[u8]>,
 ) -> Status {
-    let mut inbound = initiator.inbound.lock();
-    if !inbound.is_undelivered(transfer) {
-        return Status::Done;
+    {
+        let mut inbound = initiator.inbound.lock();
+        if inbound.is_delivered(transfer) {
+            return Status::Done;
+        }
+        // A lane that is fenced announces nothing: the repeat that follows the fence does.
+        if let Err(status) = inbound.check(lane, transfer) {
+            return status;
+        }
+        let from = initiator.incarnation;
+        if !core.inbox.insert(Notification { from, transfer, bytes }) {
+            return Status::Backpressure;
+        }
+        inbound.delivered(transfer);
     }
-    let from = initiator.incarnation;
-    if !core.inbox.push(Notification { from, transfer, bytes }) {
-        return Status::Backpressure;
-    }
-    inbound.delivered(transfer);
+    // Whoever is woken runs code of the program: under no lock.
+    core.inbox.announce();
     Status::Done
 }

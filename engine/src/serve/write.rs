@@ -46,7 +46,10 @@ impl WriteLanding {
             }
         }
         match self.notification.take() {
-            Some(bytes) => deliver(&self.core, &authority.initiator, self.transfer, bytes),
+            Some(bytes) => {
+                let lane = authority.lane;
+                deliver(&self.core, &authority.initiator, lane, self.transfer, bytes)
+            }
             None => Status::Done,
         }
     }

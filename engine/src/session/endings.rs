@@ -51,7 +51,7 @@ impl<T: Clone> Session<T> {
     pub(super) fn follow(&mut self, id: TransferId, step: Step) {
         match step {
             Step::Nothing | Step::SayLanded(_) => {}
-            Step::Post => self.bulk.push_back(id),
+            Step::Post => self.queue(id),
             Step::Notify => self.to_notify.push_back(id),
             Step::Fence => self.to_fence.push_back(id),
             Step::End(outcome) => self.end(id, outcome),
@@ -105,7 +105,7 @@ impl<T: Clone> Session<T> {
 
     pub(super) fn end(&mut self, id: TransferId, outcome: Outcome) {
         let Some(entry) = self.transfers.remove(id) else { return };
-        let Entry { transfer, token } = entry;
+        let Entry { transfer, token, .. } = entry;
         self.deadlines.remove(&(transfer.deadline(), id));
         let mut out = false;
         for (lane, bytes) in transfer.posted() {
@@ -117,7 +117,8 @@ impl<T: Clone> Session<T> {
             && transfer.op() == Op::Read
             && let Some(lane) = self.lanes.control()
         {
-            let control = Control::Cancel { transfer: id };
+            let floor = self.transfers.floor();
+            let control = Control::Cancel { transfer: id, floor };
             self.actions.push_back(Action::Send { lane, control });
         }
         let repeated = transfer.repeated();

@@ -29,7 +29,7 @@ impl<T: Clone> Session<T> {
                 self.greeting = true;
                 self.heard = now;
                 self.next_ping = now + self.settings.ping_interval;
-                self.wanted = true;
+                self.answered = false;
                 self.lanes.forget_failures();
             }
             Err(error) => {
@@ -40,7 +40,6 @@ impl<T: Clone> Session<T> {
             }
         }
         self.pump(now);
-        self.wanted = false;
     }
 
     /// A lane is open: the target knows of it.
@@ -49,8 +48,8 @@ impl<T: Clone> Session<T> {
             self.actions.push_back(Action::CloseLane { lane, reset: true });
             return;
         }
-        self.failures = 0;
         if std::mem::take(&mut self.greeting) {
+            self.wanted = false;
             self.actions.push_back(Action::Connected);
         }
         self.hear(now);
@@ -98,6 +97,13 @@ impl<T: Clone> Session<T> {
         }
     }
 
+    /// An answer arrived: the peer is more than a port that takes connections.
+    pub(super) fn hear_answer(&mut self, now: Instant) {
+        self.answered = true;
+        self.failures = 0;
+        self.hear(now);
+    }
+
     pub(super) fn hear(&mut self, now: Instant) {
         self.heard = now;
     }
@@ -109,7 +115,8 @@ impl<T: Clone> Session<T> {
         for id in self.transfers.ids() {
             let Some(entry) = self.transfers.get_mut(id) else { continue };
             adrift |= entry.transfer.on_lane_lost(lane);
-            if entry.transfer.has_queued() {
+            if entry.transfer.has_queued() && !entry.queued {
+                entry.queued = true;
                 self.bulk.push_back(id);
             }
             if entry.transfer.wants_fence() {
@@ -129,15 +136,19 @@ impl<T: Clone> Session<T> {
         }
         let was_last = matches!(self.link, Link::Up { .. }) && self.lanes.is_empty();
         if was_last && !was_retired {
-            // Its control port answers and its lane port does not: a passing trouble, or a lasting
-            // one, which transfers are not kept waiting for until their deadlines.
-            if let Some(cause) = &cause {
+            // Its control port answers and its lanes do not: a passing trouble, or a lasting one,
+            // which nobody is kept waiting for until their deadlines.
+            if !self.answered {
                 self.failures += 1;
-                if self.failures >= LANE_ATTEMPTS {
-                    self.give_up_all(cause);
-                }
             }
-            self.go_down(now, cause);
+            if self.failures < LANE_ATTEMPTS {
+                return self.go_down(now, None);
+            }
+            let cause = cause
+                .unwrap_or_else(|| Error::unreachable(&self.peer, "its lanes close unanswered"));
+            self.give_up_all(&cause);
+            self.wanted = false;
+            self.go_down(now, Some(cause));
         }
     }
 

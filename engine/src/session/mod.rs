@@ -39,6 +39,17 @@ use table::{Entry, Transfers};
 pub use action::Action;
 pub use settings::Settings;
 
+/// What [`Session::connect`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connection {
+    /// The peer is there.
+    Up,
+    /// It is not yet.
+    Pending,
+    /// The session is closed.
+    Closed,
+}
+
 #[derive(Debug)]
 enum Link {
     Down { retry_at: Option<Instant> },
@@ -59,6 +70,8 @@ pub struct Session<T> {
     wanted: bool,
     /// A handshake is through, and no lane is open yet.
     greeting: bool,
+    /// The peer has answered something since the last handshake.
+    answered: bool,
     failures: u32,
     lanes: LaneSet,
     /// Lanes that are lost with slices adrift, and where the target was asked to fence them.
@@ -89,6 +102,7 @@ impl<T: Clone> Session<T> {
             known: None,
             wanted: false,
             greeting: false,
+            answered: false,
             failures: 0,
             lanes: LaneSet::new(settings.bulk_lanes),
             lost: BTreeMap::new(),
@@ -135,10 +149,17 @@ impl<T: Clone> Session<T> {
         self.stale
     }
 
-    /// The attachment of a transfer under way.
+    /// The attachment of a read that waits for the payload of a slice on a lane.
     #[must_use]
-    pub fn token(&self, transfer: TransferId) -> Option<&T> {
-        self.transfers.get(transfer).map(|entry| &entry.token)
+    pub fn awaits(&self, lane: LaneId, transfer: TransferId, slice: u32) -> Option<&T> {
+        let entry = self.transfers.get(transfer)?;
+        entry.transfer.awaits(lane, slice).then_some(&entry.token)
+    }
+
+    /// Whether something has to be done now.
+    #[must_use]
+    pub fn has_actions(&self) -> bool {
+        !self.actions.is_empty()
     }
 
     /// What has to be done now, in order.
@@ -146,11 +167,18 @@ impl<T: Clone> Session<T> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Wants the peer reachable, though there is nothing to transfer yet.
-    pub fn connect(&mut self, now: Instant) {
+    /// Wants the peer reachable, though there is nothing to transfer yet. Where it is not yet,
+    /// [`Action::Connected`] or [`Action::Forget`] with a cause follows.
+    pub fn connect(&mut self, now: Instant) -> Connection {
+        match self.link {
+            Link::Closed => return Connection::Closed,
+            Link::Up { .. } if !self.greeting => return Connection::Up,
+            Link::Up { .. } | Link::Shaking | Link::Down { .. } => {}
+        }
         self.wanted = true;
         self.used = now;
         self.pump(now);
+        Connection::Pending
     }
 
     /// Starts a transfer that names regions of `incarnation`.
@@ -180,11 +208,15 @@ impl<T: Clone> Session<T> {
         let is_nothing = spec.slice_bytes.is_empty() && spec.notification.is_none();
         let transfer = TransferState::new(spec);
         let deadline = transfer.deadline();
-        let id = self.transfers.insert(Entry { transfer, token });
+        let is_late = deadline <= now;
+        let id = self.transfers.insert(Entry { transfer, token, queued: true });
         self.deadlines.insert((deadline, id));
         self.used = now;
         if is_nothing {
             self.end(id, Outcome::Done);
+        } else if is_late {
+            // Not even posted, so that no lane has to be reset for it.
+            self.time_out(id);
         } else if bytes == 0 {
             self.to_notify.push_back(id);
         } else if is_small {
@@ -222,16 +254,18 @@ impl<T: Clone> Session<T> {
 
     /// Ends everything now and closes the lanes. Nothing can be submitted any more.
     pub fn close(&mut self, cause: &Error) {
+        // What a stopped target has not stored yet it must not store any more.
+        let reset = !self.transfers.is_empty();
         self.give_up_all(cause);
         self.link = Link::Closed;
         for lane in self.lanes.clear() {
-            self.actions.push_back(Action::CloseLane { lane, reset: false });
+            self.actions.push_back(Action::CloseLane { lane, reset });
         }
     }
 
     /// A reply without a payload arrived on a lane.
     pub fn on_reply(&mut self, now: Instant, lane: LaneId, reply: Reply) {
-        self.hear(now);
+        self.hear_answer(now);
         match reply {
             Reply::Ack { transfer, slice, status } => {
                 self.settle(lane, transfer, slice, |state| state.on_ack(lane, slice, status));
@@ -260,7 +294,7 @@ impl<T: Clone> Session<T> {
         slice: u32,
         landed: Result<(), Error>,
     ) {
-        self.hear(now);
+        self.hear_answer(now);
         self.settle(lane, transfer, slice, |state| state.on_landed(lane, slice, landed));
         self.pump(now);
     }

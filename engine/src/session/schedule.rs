@@ -52,15 +52,15 @@ impl<T: Clone> Session<T> {
                 self.actions.push_back(Action::Send { lane, control });
             }
         }
+        let floor = self.transfers.floor();
         while let Some(id) = self.to_fence.pop_front() {
             let Some(entry) = self.transfers.get_mut(id) else { continue };
             if entry.transfer.wants_fence() {
                 entry.transfer.fence_sent(lane);
-                let control = Control::Cancel { transfer: id };
+                let control = Control::Cancel { transfer: id, floor };
                 self.actions.push_back(Action::Send { lane, control });
             }
         }
-        let floor = self.transfers.floor();
         while let Some(id) = self.to_notify.pop_front() {
             let Some(entry) = self.transfers.get_mut(id) else { continue };
             if entry.transfer.wants_notify() {
@@ -90,13 +90,24 @@ impl<T: Clone> Session<T> {
         }
     }
 
+    /// A transfer has slices to be posted again.
+    pub(super) fn queue(&mut self, id: TransferId) {
+        if let Some(entry) = self.transfers.get_mut(id)
+            && !std::mem::replace(&mut entry.queued, true)
+        {
+            self.bulk.push_back(id);
+        }
+    }
+
     /// Posts one slice. Returns whether the transfer has more of them.
     pub(super) fn post(&mut self, id: TransferId, lane: LaneId) -> bool {
         let floor = self.transfers.floor();
         let Some(entry) = self.transfers.get_mut(id) else { return false };
-        let Some(slice) = entry.transfer.post(lane) else { return false };
-        let bytes = entry.transfer.bytes_of(slice);
+        let posted = entry.transfer.post(lane);
         let more = entry.transfer.has_queued();
+        entry.queued = more;
+        let Some(slice) = posted else { return false };
+        let bytes = entry.transfer.bytes_of(slice);
         // Answers may be sent together, but never so late that a window runs dry, and the last of
         // a transfer at once.
         let due = self.lanes.load(lane, bytes) >= self.settings.window_bytes / 4;

@@ -11,6 +11,8 @@ use crate::transfer::TransferState;
 pub(super) struct Entry<T> {
     pub(super) transfer: TransferState,
     pub(super) token: T,
+    /// It stands in one of the queues of transfers with slices to be posted.
+    pub(super) queued: bool,
 }
 
 /// A window over the sequence of transfers, from the oldest that has not ended.

@@ -147,6 +147,13 @@ impl Cargo {
         passage::quiesce();
     }
 
+    /// Ends a transfer whose permit is gone already.
+    pub(crate) fn end_if_cut(&self) {
+        if self.permit() == Permit::Unfenced {
+            self.driver.cut(self.id());
+        }
+    }
+
     /// The local spans of a slice, in payload order.
     pub(crate) fn local_spans(&self, slice: &Slice) -> Result<SpanList, MemoryError> {
         let mut spans = SpanList::new();

@@ -176,10 +176,22 @@ impl TransferState {
         })
     }
 
+    /// Whether the payload of a read slice is to come on a lane.
+    #[must_use]
+    pub fn awaits(&self, lane: LaneId, slice: u32) -> bool {
+        let awaited = |slice: &Slice| matches!(slice, Slice::Posted { lane: on, landed: false, .. } if *on == lane);
+        self.op == Op::Read && self.slices.get(slice as usize).is_some_and(awaited)
+    }
+
     /// The lanes that slices of a write are out on: what has to be reset so that the target drops
     /// them when it cannot be asked.
     pub fn lanes_out(&self) -> impl Iterator<Item = LaneId> + '_ {
-        self.posted().filter(|_| self.op == Op::Write).map(|(lane, _)| lane)
+        let notification = match self.phase {
+            Phase::Notifying { lane, .. } => lane,
+            _ => None,
+        };
+        let writes = self.posted().filter(|_| self.op == Op::Write).map(|(lane, _)| lane);
+        writes.chain(notification)
     }
 
     /// Takes the next slice to be posted, on `lane`.
@@ -204,6 +216,7 @@ impl TransferState {
     pub fn notify_sent(&mut self, lane: LaneId) {
         if let Phase::Notifying { lane: sent, retry } = &mut self.phase {
             (*sent, *retry) = (Some(lane), false);
+            self.touched = true;
         }
     }
 
@@ -221,7 +234,11 @@ impl TransferState {
         }
         let renotify = status == Status::Backpressure && self.notifies_inline();
         if status != Status::Done && !renotify {
-            return self.refused(slice, Error::Refused { slice, status });
+            let cause = match status {
+                Status::ChecksumMismatch => Error::ChecksumMismatch { slice },
+                status => Error::Refused { slice, status },
+            };
+            return self.refused(slice, cause);
         }
         self.finish(slice);
         if let Phase::Fencing { .. } = self.phase {
@@ -304,9 +321,12 @@ impl TransferState {
                 (*sent, *retry) = (None, true);
                 Step::Nothing
             }
-            (Phase::Notifying { lane: Some(_), .. }, status) => {
+            (Phase::Notifying { lane: sent @ Some(_), .. }, status) => {
+                *sent = None;
                 self.fail(Error::Refused { slice: 0, status })
             }
+            // It was delivered before the fence: all that was asked for is true.
+            (Phase::Fencing { .. }, Status::Done) if self.open == 0 => Step::End(Outcome::Done),
             _ => Step::Stale,
         }
     }
@@ -382,7 +402,9 @@ impl TransferState {
             return Step::Stale;
         }
         self.again.clear();
-        if self.op == Op::Read || self.out == 0 {
+        // The target may be about to deliver it.
+        let notifying = matches!(self.phase, Phase::Notifying { lane: Some(_), .. });
+        if !notifying && (self.op == Op::Read || self.out == 0) {
             let remote = if self.touched { Remote::Fenced } else { Remote::Untouched };
             return Step::End(Outcome::Failed(cause, remote));
         }
@@ -393,12 +415,15 @@ impl TransferState {
     /// Makes it fail now: the peer cannot be asked, or the time is over.
     #[must_use]
     pub fn give_up(&mut self, cause: Error) -> Outcome {
-        let cause = match &self.phase {
-            Phase::Fencing { cause, .. } => cause.clone(),
-            _ => cause,
+        let all_moved = self.open == 0;
+        let (cause, may_be_told) = match &self.phase {
+            Phase::Fencing { cause, .. } => (cause.clone(), all_moved),
+            Phase::Notifying { lane, .. } => (cause, lane.is_some()),
+            Phase::Moving => (cause, false),
         };
         let remote = match (self.op, self.out, self.touched) {
             (_, _, false) => Remote::Untouched,
+            _ if may_be_told => Remote::Unknown,
             (Op::Read, _, true) | (Op::Write, 0, true) => Remote::Fenced,
             (Op::Write, _, true) => Remote::Unknown,
         };
@@ -422,7 +447,8 @@ impl TransferState {
 
     fn fenced_if_nothing_is_out(&self) -> Step {
         match &self.phase {
-            Phase::Fencing { cause, .. } if self.out == 0 => {
+            // With nothing open it is the notification that is to be fenced.
+            Phase::Fencing { cause, .. } if self.out == 0 && self.open > 0 => {
                 Step::End(Outcome::Failed(cause.clone(), Remote::Fenced))
             }
             _ => Step::Nothing,

@@ -15,8 +15,13 @@ pub struct Hello {
     pub initiator: Incarnation,
     /// Who is expected behind the address.
     pub target: Incarnation,
+    /// Which of the initiator's sessions with this target it is for: it may know the target by
+    /// several names, and has a session for each.
+    pub session: u64,
     /// Which lane of the session this is.
     pub lane: LaneId,
+    /// When the initiator hears nothing for this long, in milliseconds, it says something.
+    pub ping_ms: u32,
 }
 
 /// What the other engine answers. Nothing is sent on the lane before it has arrived, so the target
@@ -60,7 +65,7 @@ impl Refusal {
 
 impl Hello {
     /// How long it is on the wire.
-    pub const BYTES: usize = 32;
+    pub const BYTES: usize = 48;
 
     /// The wire form.
     #[must_use]
@@ -71,6 +76,8 @@ impl Hello {
         bytes[12..16].copy_from_slice(&self.lane.0.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.initiator.0.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.target.0.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.session.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.ping_ms.to_le_bytes());
         bytes
     }
 
@@ -86,7 +93,10 @@ impl Hello {
         let lane = LaneId(reader.u32("lane")?);
         let initiator = incarnation(&mut reader)?;
         let target = incarnation(&mut reader)?;
-        Ok(Self { version, initiator, target, lane })
+        let session = reader.u64("session")?;
+        let ping_ms = reader.u32("ping interval")?;
+        reader.u32("padding")?;
+        Ok(Self { version, initiator, target, session, lane, ping_ms })
     }
 }
 

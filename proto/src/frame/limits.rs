@@ -15,4 +15,4 @@ pub const NOTIFICATION_BYTES: u32 = 64 << 10;
 
 /// How far transfer ids in use may lie apart: what a target remembers about one initiator is
 /// bounded by it.
-pub const TRANSFER_SPREAD: u64 = 65_536;
+pub const TRANSFER_SPREAD: u64 = 1 << 18;

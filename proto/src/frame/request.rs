@@ -69,6 +69,9 @@ pub enum Control {
     Cancel {
         /// The transfer.
         transfer: TransferId,
+        /// The oldest transfer that has not ended: this may be the first that the target hears of
+        /// the session.
+        floor: TransferId,
     },
     /// Nothing more that this other lane carried may land; answered once that is certain.
     FenceLane {
@@ -182,7 +185,9 @@ impl<'a> Request<'a> {
                 slice: reader.u32("slice")?,
             }),
             Kind::Cancel => {
-                Self::Control(Control::Cancel { transfer: TransferId(reader.u64("transfer")?) })
+                let transfer = TransferId(reader.u64("transfer")?);
+                let floor = TransferId(reader.u64("floor")?);
+                Self::Control(Control::Cancel { transfer, floor })
             }
             Kind::FenceLane => {
                 Self::Control(Control::FenceLane { lane: LaneId(reader.u32("lane")?) })
@@ -221,8 +226,10 @@ impl Control {
                 out.extend_from_slice(&transfer.0.to_le_bytes());
                 out.extend_from_slice(&slice.to_le_bytes());
             }),
-            Self::Cancel { transfer } => frame(Kind::Cancel)
-                .frame(out, |out| out.extend_from_slice(&transfer.0.to_le_bytes())),
+            Self::Cancel { transfer, floor } => frame(Kind::Cancel).frame(out, |out| {
+                out.extend_from_slice(&transfer.0.to_le_bytes());
+                out.extend_from_slice(&floor.0.to_le_bytes());
+            }),
             Self::FenceLane { lane } => frame(Kind::FenceLane)
                 .frame(out, |out| out.extend_from_slice(&lane.0.to_le_bytes())),
             Self::Ping { nonce, floor } => frame(Kind::Ping).frame(out, |out| {

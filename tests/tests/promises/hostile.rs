@@ -178,7 +178,8 @@ fn unknown_and_late_identifiers_are_ignored() {
     let mut lane = RawLane::open(&target, 5, 1).unwrap();
     for number in 0..1000_u64 {
         let mut frame = Vec::new();
-        Control::Cancel { transfer: TransferId(number * 31) }.encode(&mut frame);
+        Control::Cancel { transfer: TransferId(number * 31), floor: TransferId(1) }
+            .encode(&mut frame);
         let lost = LaneId(u32::try_from(number).unwrap() + 100);
         Control::FenceLane { lane: lost }.encode(&mut frame);
         lane.send(&frame);

@@ -1,7 +1,9 @@
 //! Memory that lanes carry: allocated here, given by somebody else, or a mapped file.
 //!
 //! A [`Memory`] is a handle: clones share the range, and an owned range is unmapped when the last
-//! is dropped. Bytes are reached by copying; there is no way to a slice.
+//! is dropped. Bytes are reached by copying; there is no way to a slice. Copies of the same bytes
+//! at the same time, here or by a peer, are for the program to avoid: what they leave behind is any
+//! mix of both, as with any memory that is shared with a device or another process.
 
 mod allocate;
 mod file;
@@ -214,9 +216,8 @@ impl Memory {
             Backing::File(mapping) => mapping.read(offset, into),
             Backing::Foreign | Backing::Shared(_) => {
                 // SAFETY: `check` keeps the source inside the range, which is mapped for as long as
-                // this handle lives; `into` is exclusively ours, so the two cannot overlap unless
-                // a caller broke the contract of `foreign`.
-                unsafe { std::ptr::copy_nonoverlapping(at, into.as_mut_ptr(), into.len()) };
+                // this handle lives, and `into` is exclusively ours.
+                unsafe { std::ptr::copy(at, into.as_mut_ptr(), into.len()) };
                 Ok(())
             }
         }
@@ -232,7 +233,7 @@ impl Memory {
             Backing::File(mapping) => mapping.write(offset, from),
             Backing::Foreign | Backing::Shared(_) => {
                 // SAFETY: as in `copy_out`, with the roles exchanged.
-                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at, from.len()) };
+                unsafe { std::ptr::copy(from.as_ptr(), at, from.len()) };
                 Ok(())
             }
         }

@@ -10,9 +10,9 @@ use mio::net::TcpStream;
 use parking_lot::Mutex;
 
 use super::ParsePrefix;
-use super::reactor::Handle;
+use super::reactor::{Handle, TURN_BYTES};
 use super::receive::{Received, Receiver};
-use super::send::{Queue, Sender};
+use super::send::{Queue, Sender, Sent};
 use super::socket;
 use crate::memory::{IoVecs, MemoryError, SpanList};
 
@@ -326,14 +326,15 @@ impl Lane {
         loop {
             let Some(mut sender) = self.0.sender.try_lock() else { return };
             let Some(sender_open) = sender.as_mut() else { return };
-            if self.0.backlog.load(Ordering::Relaxed) == 0 {
-                return;
-            }
-            let go_on = sender_open.send_some(self, usize::MAX).may_go_on();
+            let sent = sender_open.send_some(self, TURN_BYTES);
             drop(sender);
-            // Whoever queued a frame while the lock was held relies on this second look.
-            if !go_on || self.0.queue.lock().is_empty() {
-                return;
+            match sent {
+                // Whoever queued a frame while the lock was held relies on this second look.
+                Sent::All if self.0.queue.lock().is_empty() => return,
+                Sent::All => {}
+                // This thread has other things to do than to send everybody's frames.
+                Sent::More => return self.0.reactor.kick(self.0.token),
+                Sent::Blocked | Sent::Broken => return,
             }
         }
     }

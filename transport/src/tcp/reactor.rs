@@ -18,7 +18,7 @@ use super::send::Sent;
 use super::socket;
 
 /// How much one lane may receive or send before the others have their turn.
-const TURN_BYTES: usize = 1 << 20;
+pub(super) const TURN_BYTES: usize = 1 << 20;
 
 const WAKER: Token = Token(0);
 
@@ -231,10 +231,13 @@ impl Turns {
     /// Sends; true when there is more to send and the connection takes it.
     fn send(&mut self, lane: &Lane) -> bool {
         let mut sender = lane.0.sender.lock();
-        let Some(sender) = sender.as_mut() else { return false };
+        let Some(open) = sender.as_mut() else { return false };
         self.worked |= lane.backlog_frames() > 0;
-        sender.unblock();
-        sender.send_some(lane, TURN_BYTES) == Sent::More
+        open.unblock();
+        let sent = open.send_some(lane, TURN_BYTES);
+        drop(sender);
+        // The second look: as in `Lane::flush`.
+        sent == Sent::More || (sent == Sent::All && !lane.0.queue.lock().is_empty())
     }
 
     fn receive(&mut self, lane: &Lane) -> Received {

@@ -84,12 +84,12 @@ impl Receiver {
         let mut received = 0;
         loop {
             match self.consume(lane) {
-                Ok(()) => {}
+                Ok(true) => {}
+                Ok(false) => {
+                    lane.0.paused.store(true, Ordering::Release);
+                    return Received::Paused;
+                }
                 Err(reason) => return Received::Over(reason),
-            }
-            if lane.0.backlog.load(Ordering::Relaxed) > lane.0.config.backlog_frames {
-                lane.0.paused.store(true, Ordering::Release);
-                return Received::Paused;
             }
             if received >= budget {
                 return Received::More;
@@ -111,13 +111,16 @@ impl Receiver {
         }
     }
 
-    /// Deals with everything that is in the buffer.
-    fn consume(&mut self, lane: &Lane) -> Result<(), CloseReason> {
+    /// Deals with everything that is in the buffer; false when too much waits to be sent first.
+    fn consume(&mut self, lane: &Lane) -> Result<bool, CloseReason> {
         loop {
             let available = &self.buffer[self.start..self.end];
             match &mut self.phase {
                 Phase::Prefix => {
-                    let Some(prefix) = available.first_chunk().copied() else { return Ok(()) };
+                    if lane.0.backlog.load(Ordering::Relaxed) > lane.0.config.backlog_frames {
+                        return Ok(false);
+                    }
+                    let Some(prefix) = available.first_chunk().copied() else { return Ok(true) };
                     let Some(lengths) = (lane.0.config.parse)(&prefix) else {
                         let what = format!("no frame starts with {:02x?}", &prefix[..4]);
                         return Err(CloseReason::Violation(what));
@@ -126,7 +129,7 @@ impl Receiver {
                     self.phase = Phase::Head { prefix, lengths };
                 }
                 Phase::Head { prefix, lengths } => {
-                    let Some(head) = available.get(..lengths.head_bytes) else { return Ok(()) };
+                    let Some(head) = available.get(..lengths.head_bytes) else { return Ok(true) };
                     let incoming = lane.0.handler.on_frame(lane, prefix, head);
                     let left = lengths.payload_bytes;
                     self.start += lengths.head_bytes;
@@ -160,7 +163,7 @@ impl Receiver {
                         *left -= take;
                     }
                     if *left > 0 {
-                        return Ok(());
+                        return Ok(true);
                     }
                     if let Phase::Payload { landing, landed, .. } =
                         std::mem::replace(&mut self.phase, Phase::Prefix)

@@ -63,12 +63,6 @@ pub(super) enum Sent {
     Broken,
 }
 
-impl Sent {
-    pub(super) fn may_go_on(self) -> bool {
-        matches!(self, Self::All | Self::More)
-    }
-}
-
 /// The payload that is being sent.
 struct Current {
     frame: Box<dyn Outgoing>,

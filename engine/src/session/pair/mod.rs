@@ -192,10 +192,12 @@ impl World {
         }
         self.run_until(Duration::from_secs(20));
         self.stormy = false;
-        // The first may find that the target has restarted; the second has to work.
-        self.after(Duration::ZERO, Event::Submit);
-        self.after(Duration::from_secs(10), Event::Submit);
-        self.run_until(Duration::from_secs(20));
+        // The first may end before the next attempt to reach the target is due, or find that it
+        // has restarted; the last has to work.
+        for attempt in 0..4 {
+            self.after(Duration::from_secs(4 * attempt), Event::Submit);
+        }
+        self.run_until(Duration::from_secs(30));
         for (token, job) in self.jobs.iter().enumerate() {
             assert!(job.ended.is_some(), "transfer {token} never ended: {job:?}");
         }
@@ -389,7 +391,7 @@ impl World {
     fn receive(&mut self, lane: LaneId, reply: Reply) {
         if let Reply::Data { transfer, slice, .. } = reply {
             // Whoever drives the session looks for the transfer before it stores.
-            if self.session.token(transfer).is_some() {
+            if self.session.awaits(lane, transfer, slice).is_some() {
                 self.session.on_landed(self.now, lane, transfer, slice, Ok(()));
             }
         } else {

@@ -59,10 +59,11 @@ impl World {
             }
             ToTarget::Notify { transfer, token, floor } => {
                 self.target.inbound.observe(transfer, floor).unwrap();
-                let status = self.deliver(transfer, token);
+                let status = self.deliver(lane, transfer, token);
                 self.reply(lane, Reply::Notified { transfer, status });
             }
-            ToTarget::Control(Control::Cancel { transfer }) => {
+            ToTarget::Control(Control::Cancel { transfer, floor }) => {
+                self.target.inbound.observe(transfer, floor).unwrap();
                 self.target.inbound.cancel(transfer);
                 self.target.fenced.insert(transfer);
                 self.reply(lane, Reply::Cancelled { transfer });
@@ -93,6 +94,10 @@ impl World {
         token: Token,
         inline: bool,
     ) {
+        // A repeat of what was announced: its memory may be somebody else's by now.
+        if inline && self.target.inbound.is_delivered(transfer) {
+            return self.reply(lane, Reply::Ack { transfer, slice, status: Status::Done });
+        }
         let mut status = match self.target.inbound.check(lane, transfer) {
             Err(_) if self.planted == Some(Bug::LateWrite) => Ok(()),
             status => status,
@@ -107,7 +112,7 @@ impl World {
                 if !false_ack {
                     self.store(lane, transfer, slice, token);
                 }
-                if inline { self.deliver(transfer, token) } else { Status::Done }
+                if inline { self.deliver(lane, transfer, token) } else { Status::Done }
             }
         };
         self.reply(lane, Reply::Ack { transfer, slice, status });
@@ -120,6 +125,8 @@ impl World {
         let ended = &self.jobs[token].ended;
         let harmless = matches!(ended, None | Some(Outcome::Failed(_, Remote::Unknown)));
         assert!(harmless, "{transfer} has ended {ended:?} and stores");
+        let announced = target.delivered.contains_key(&token);
+        assert!(!announced, "{transfer} was announced and stores");
         target.stored.entry(token).or_default().insert(slice);
     }
 
@@ -142,9 +149,14 @@ impl World {
         self.send(lane, 1, Event::Reply { lane, reply: Reply::Held { transfer, slice, status } });
     }
 
-    fn deliver(&mut self, transfer: TransferId, token: Token) -> Status {
-        let fresh = self.target.inbound.is_undelivered(transfer);
-        if !fresh && self.planted != Some(Bug::RepeatedNotification) {
+    fn deliver(&mut self, lane: LaneId, transfer: TransferId, token: Token) -> Status {
+        let allowed = self.target.inbound.check(lane, transfer);
+        if let (Err(status), false) = (allowed, self.target.inbound.is_delivered(transfer)) {
+            return status;
+        }
+        if self.target.inbound.is_delivered(transfer)
+            && self.planted != Some(Bug::RepeatedNotification)
+        {
             return Status::Done;
         }
         if self.stormy && self.random.one_in(4) {
