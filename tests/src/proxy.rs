@@ -1,5 +1,6 @@
 //! A TCP relay between two processes that holds bytes back and cuts connections.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,14 +9,32 @@ use std::time::{Duration, Instant};
 /// How much is relayed at once: a hold is exact to the byte all the same.
 const RELAY_BYTES: usize = 64 << 10;
 
+/// One relayed connection.
+#[derive(Debug)]
+struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+    /// How many more bytes may go each way; `None` for no limit.
+    allowed: [Option<usize>; 2],
+}
+
+/// From initiators to the target.
+const REQUESTS: usize = 0;
+/// Back.
+const REPLIES: usize = 1;
+
 #[derive(Debug, Default)]
 struct State {
     target: Option<SocketAddr>,
-    /// How many more bytes may go from initiators to the target; `None` for no limit.
-    allowed: Option<usize>,
     forwarded: usize,
-    connections: Vec<(TcpStream, TcpStream)>,
+    connections: HashMap<usize, Connection>,
     accepted: usize,
+}
+
+impl State {
+    fn is_holding(&self) -> bool {
+        self.connections.values().any(|connection| connection.allowed.contains(&Some(0)))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -66,21 +85,35 @@ impl Proxy {
         self.shared.state.lock().expect("no panic")
     }
 
-    /// Lets this many more bytes go to the target, and holds back what comes after them.
+    /// Lets this many more bytes go to the target on each connection there is, and holds back what
+    /// comes after them: lanes that carry less go on.
     pub fn hold_after(&self, bytes: usize) {
-        self.state().allowed = Some(bytes);
+        self.hold(REQUESTS, bytes);
+    }
+
+    /// The same for what comes back from the target.
+    pub fn hold_replies_after(&self, bytes: usize) {
+        self.hold(REPLIES, bytes);
+    }
+
+    fn hold(&self, way: usize, bytes: usize) {
+        for connection in self.state().connections.values_mut() {
+            connection.allowed[way] = Some(bytes);
+        }
     }
 
     /// Holds nothing back any more.
     pub fn release(&self) {
-        self.state().allowed = None;
+        for connection in self.state().connections.values_mut() {
+            connection.allowed = [None, None];
+        }
         self.shared.changed.notify_all();
     }
 
-    /// Waits until all that was allowed has gone to the target.
+    /// Waits until all that was allowed on one connection has gone.
     pub fn await_held(&self) {
         let began = Instant::now();
-        while self.state().allowed != Some(0) {
+        while !self.state().is_holding() {
             assert!(began.elapsed() < Duration::from_secs(10), "never held: {:?}", self.state());
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -109,33 +142,38 @@ impl Proxy {
 
     /// Cuts every connection, both ways.
     pub fn cut(&self) {
-        for (client, server) in self.state().connections.drain(..) {
+        for (_, connection) in self.state().connections.drain() {
             // One that is closed already is no error.
-            let _ = client.shutdown(Shutdown::Both);
-            let _ = server.shutdown(Shutdown::Both);
+            let _ = connection.client.shutdown(Shutdown::Both);
+            let _ = connection.server.shutdown(Shutdown::Both);
         }
+        self.shared.changed.notify_all();
     }
 }
 
 fn relay(shared: &Arc<Shared>, client: TcpStream, server: TcpStream) {
     let copies = (client.try_clone(), server.try_clone(), client.try_clone(), server.try_clone());
     let (Ok(client_in), Ok(server_out), Ok(client_kept), Ok(server_kept)) = copies else { return };
-    {
+    let number = {
         let mut state = shared.state.lock().expect("no panic");
-        state.connections.push((client_kept, server_kept));
         state.accepted += 1;
-    }
-    let limited = shared.clone();
-    std::thread::spawn(move || forward(client_in, server_out, Some(&limited)));
-    std::thread::spawn(move || forward(server, client, None));
+        let number = state.accepted;
+        let allowed = [None, None];
+        let connection = Connection { client: client_kept, server: server_kept, allowed };
+        state.connections.insert(number, connection);
+        number
+    };
+    let (requests, replies) = (shared.clone(), shared.clone());
+    std::thread::spawn(move || forward(client_in, server_out, &requests, number, REQUESTS));
+    std::thread::spawn(move || forward(server, client, &replies, number, REPLIES));
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, limit: Option<&Shared>) {
+fn forward(mut from: TcpStream, mut to: TcpStream, shared: &Shared, number: usize, way: usize) {
     let mut buffer = vec![0; RELAY_BYTES];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         let mut rest = &buffer[..read];
         while !rest.is_empty() {
-            let go = limit.map_or(rest.len(), |shared| allowance(shared, rest.len()));
+            let go = allowance(shared, number, way, rest.len());
             if to.write_all(&rest[..go]).is_err() {
                 return;
             }
@@ -145,16 +183,22 @@ fn forward(mut from: TcpStream, mut to: TcpStream, limit: Option<&Shared>) {
     // What ends one way ends the connection.
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);
+    shared.state.lock().expect("no panic").connections.remove(&number);
 }
 
 /// How much of `wanted` may go now; waits until something may.
-fn allowance(shared: &Shared, wanted: usize) -> usize {
+fn allowance(shared: &Shared, number: usize, way: usize, wanted: usize) -> usize {
     let mut state = shared.state.lock().expect("no panic");
     loop {
-        let go = state.allowed.map_or(wanted, |allowed| wanted.min(allowed));
+        // A connection that was cut holds nothing back: its sockets are shut.
+        let Some(connection) = state.connections.get_mut(&number) else { return wanted };
+        let allowed = &mut connection.allowed[way];
+        let go = allowed.map_or(wanted, |allowed| wanted.min(allowed));
         if go > 0 {
-            state.allowed = state.allowed.map(|allowed| allowed - go);
-            state.forwarded += go;
+            *allowed = allowed.map(|allowed| allowed - go);
+            if way == REQUESTS {
+                state.forwarded += go;
+            }
             return go;
         }
         state = shared.changed.wait(state).expect("no panic");

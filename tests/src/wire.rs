@@ -90,17 +90,31 @@ pub fn write_frame(
     offset: u64,
     payload: &[u8],
 ) -> Vec<u8> {
+    write_frame_with(transfer, transfer, grant, region, offset, payload, None)
+}
+
+/// The same, with a floor and a notification of its own.
+#[must_use]
+pub fn write_frame_with(
+    transfer: u64,
+    floor: u64,
+    grant: GrantId,
+    region: RegionId,
+    offset: u64,
+    payload: &[u8],
+    notification: Option<&[u8]>,
+) -> Vec<u8> {
     let bytes = u32::try_from(payload.len()).expect("a small payload");
     let head = SliceHead {
         transfer: TransferId(transfer),
-        floor: TransferId(transfer),
+        floor: TransferId(floor),
         slice: 0,
         remaining_us: 10_000_000,
         crc32c: 0,
     };
     let prefix = Prefix { answer_now: true, payload_bytes: bytes, ..Prefix::new(Kind::Write) };
     let mut frame = Vec::new();
-    head.encode(&mut frame, prefix, None, |writer| {
+    head.encode(&mut frame, prefix, notification, |writer| {
         writer.push(grant, region, Descriptor { offset, bytes, count: 1, stride: 0 });
     });
     frame.extend_from_slice(payload);

@@ -115,6 +115,7 @@ fn a_cancelled_transfer_ends_once_its_target_has_confirmed_it() {
     let target = Process::start();
     let mut initiator = Process::start();
     initiator.connect(&target);
+    initiator.await_held("connected", |held| held.lanes_opened == 2);
     target.stop();
     initiator.submit("t", Move { deadline_ms: Some(20_000), ..push(&target, 256) });
     assert!(matches!(initiator.tell(&Command::Cancel { name: "t".into() }), Answer::Ok));
