@@ -6,6 +6,8 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
+
 /// How much is relayed at once: a hold is exact to the byte all the same.
 const RELAY_BYTES: usize = 64 << 10;
 
@@ -22,6 +24,9 @@ struct Connection {
 const REQUESTS: usize = 0;
 /// Back.
 const REPLIES: usize = 1;
+
+/// How much the system keeps for a socket here.
+const RECEIVE_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 struct State {
@@ -154,6 +159,10 @@ impl Proxy {
 fn relay(shared: &Arc<Shared>, client: TcpStream, server: TcpStream) {
     let copies = (client.try_clone(), server.try_clone(), client.try_clone(), server.try_clone());
     let (Ok(client_in), Ok(server_out), Ok(client_kept), Ok(server_kept)) = copies else { return };
+    // So that what is held back is held at its sender, and not in buffers here.
+    for socket in [&client, &server] {
+        SockRef::from(socket).set_recv_buffer_size(RECEIVE_BYTES).expect("a size is only a wish");
+    }
     let number = {
         let mut state = shared.state.lock().expect("no panic");
         state.accepted += 1;
