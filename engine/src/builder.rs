@@ -151,7 +151,7 @@ impl EngineBuilder {
     }
 
     /// When a peer was not heard for `ping`, it is asked for a sign of life; when it was not for
-    /// `dead`, it counts as dead. Default 2 s and 6 s.
+    /// `dead`, it counts as dead. Default 3 s and 7 s.
     #[must_use]
     pub fn liveness(mut self, ping: Duration, dead: Duration) -> Self {
         (self.session.ping_interval, self.session.dead_after) = (ping, dead);

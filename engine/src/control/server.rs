@@ -32,7 +32,7 @@ const ACCEPTED_AHEAD: usize = 16;
 
 /// How long a connection may be silent before its other end is asked whether it is there, and how
 /// long the answer may take: what follows the table from a host that is gone is given back.
-const KEEPALIVE: Duration = Duration::from_secs(10);
+const KEEPALIVE: Duration = Duration::from_secs(20);
 
 struct PeerService {
     core: Arc<Core>,

@@ -62,7 +62,7 @@ impl LaneHandler for ReplyHandler {
             }
             Ok((_, reply)) => {
                 peer.reply(self.lane, reply);
-                Incoming::Done
+                if matches!(reply, Reply::Pong { .. }) { Incoming::Quiet } else { Incoming::Done }
             }
             Err(error) => Incoming::Violation(error.to_string()),
         }

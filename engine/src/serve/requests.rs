@@ -114,6 +114,7 @@ impl RequestHandler {
             Control::Ping { nonce, floor } => {
                 self.observe(floor, floor)?;
                 reply(lane, Reply::Pong { nonce });
+                return Ok(Incoming::Quiet);
             }
             // This engine sends copies, which are held when they are sent: it never asks.
             Control::Landed { transfer, slice } => {

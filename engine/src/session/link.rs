@@ -78,8 +78,10 @@ impl<T: Clone> Session<T> {
             return self.close_all_lanes(now);
         }
         if now >= self.next_ping {
+            // Heard a moment ago is as good as not at all: the answer to the last ping comes right
+            // behind it, and a second wake-up for the difference costs as much as a ping.
             let due = self.heard + self.settings.ping_interval;
-            if due > now {
+            if due > now + self.settings.ping_interval / 8 {
                 self.next_ping = due;
             } else if let Some(lane) = self.lanes.control() {
                 self.nonce += 1;

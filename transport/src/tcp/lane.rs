@@ -40,6 +40,8 @@ pub trait LaneHandler: Send + Sync {
 pub enum Incoming {
     /// It is dealt with; it has no payload.
     Done,
+    /// The same, and nothing follows from it: the thread need not look for more.
+    Quiet,
     /// Its payload goes here.
     Payload(Box<dyn Landing>),
     /// It breaks the protocol: close the lane.
@@ -353,6 +355,7 @@ impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Done => f.write_str("Done"),
+            Self::Quiet => f.write_str("Quiet"),
             Self::Payload(_) => f.write_str("Payload"),
             Self::Violation(what) => f.debug_tuple("Violation").field(what).finish(),
         }

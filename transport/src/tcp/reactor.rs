@@ -243,9 +243,9 @@ impl Turns {
     fn receive(&mut self, lane: &Lane) -> Received {
         let mut receiver = lane.0.receiver.lock();
         let Some(receiver) = receiver.as_mut() else { return Received::Idle { in_frame: true } };
-        let before = receiver.received_bytes();
+        let before = receiver.busy();
         let received = receiver.receive_some(lane, TURN_BYTES);
-        self.worked |= receiver.received_bytes() != before;
+        self.worked |= receiver.busy() != before;
         received
     }
 

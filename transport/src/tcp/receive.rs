@@ -53,7 +53,7 @@ pub(super) struct Receiver {
     phase: Phase,
     scratch: IoVecs,
     low_water: u32,
-    received_bytes: u64,
+    busy: u64,
 }
 
 impl Receiver {
@@ -66,7 +66,7 @@ impl Receiver {
             phase: Phase::Prefix,
             scratch: IoVecs::default(),
             low_water: 1,
-            received_bytes: 0,
+            busy: 0,
         }
     }
 
@@ -74,9 +74,9 @@ impl Receiver {
         &self.stream
     }
 
-    /// How many bytes came since the lane was opened.
-    pub(super) fn received_bytes(&self) -> u64 {
-        self.received_bytes
+    /// Changes whenever something was received that more is likely to follow.
+    pub(super) fn busy(&self) -> u64 {
+        self.busy
     }
 
     /// Receives up to about `budget` bytes and deals with them.
@@ -98,7 +98,7 @@ impl Receiver {
                 Ok(0) => return Received::Over(CloseReason::Eof),
                 Ok(bytes) => {
                     received += bytes;
-                    self.received_bytes += bytes as u64;
+                    self.busy += u64::from(matches!(self.phase, Phase::Payload { .. }));
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -133,12 +133,15 @@ impl Receiver {
                     let incoming = lane.0.handler.on_frame(lane, prefix, head);
                     let left = lengths.payload_bytes;
                     self.start += lengths.head_bytes;
+                    if !matches!(incoming, Incoming::Quiet) {
+                        self.busy += 1;
+                    }
                     self.phase = match incoming {
-                        Incoming::Done if left == 0 => Phase::Prefix,
+                        Incoming::Done | Incoming::Quiet if left == 0 => Phase::Prefix,
                         Incoming::Payload(landing) => {
                             Phase::Payload { landing, left, landed: Landed::Whole }
                         }
-                        Incoming::Done => {
+                        Incoming::Done | Incoming::Quiet => {
                             let what = "a payload behind a frame that has none".into();
                             return Err(CloseReason::Violation(what));
                         }
