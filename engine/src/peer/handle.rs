@@ -14,8 +14,8 @@ use crate::transfer::Op;
 
 /// A remote engine. Clones are handles to the same peer.
 ///
-/// The handle outlives the peer's process: after a restart the next [`Peer::ready`] or
-/// [`crate::Engine::connect`] finds the new incarnation, and layouts have to be looked up again.
+/// The handle outlives the peer's process: the next use after a restart finds the new incarnation by
+/// itself. A transfer of what was looked up before fails then, and layouts have to be looked up again.
 #[derive(Clone)]
 pub struct Peer(pub(crate) Arc<PeerInner>);
 
@@ -44,7 +44,7 @@ impl Peer {
     /// A layout that the peer published.
     ///
     /// # Errors
-    /// [`Error::NoSuchLayout`], or [`Error::Unreachable`] when the peer is not connected any more.
+    /// [`Error::NoSuchLayout`], or [`Error::Unreachable`] when the peer was never connected.
     pub fn layout(&self, name: &str) -> Result<RemoteLayout, Error> {
         let table = self.0.table.read();
         self.0.check_connected(&table)?;
@@ -68,7 +68,7 @@ impl Peer {
     /// The region that covers an address range of the peer's process.
     ///
     /// # Errors
-    /// [`Error::NotShared`], or [`Error::Unreachable`] when the peer is not connected any more.
+    /// [`Error::NotShared`], or [`Error::Unreachable`] when the peer was never connected.
     pub fn find(&self, address: u64, length: u64) -> Result<RemoteRegion, Error> {
         let table = self.0.table.read();
         self.0.check_connected(&table)?;

@@ -136,7 +136,7 @@ impl PeerInner {
     fn check_connected(&self, table: &RemoteTable) -> Result<(), Error> {
         match table.incarnation() {
             Some(_) => Ok(()),
-            None => Err(Error::unreachable(&self.endpoint, "not connected (any more): connect")),
+            None => Err(Error::unreachable(&self.endpoint, "not connected yet: connect first")),
         }
     }
 

@@ -40,7 +40,7 @@ impl Resolved {
         let mut remotes = Numbering::new();
         let table = peer.table().read();
         let Some(incarnation) = table.incarnation() else {
-            return Err(Error::unreachable(peer.endpoint(), "not connected (any more): connect"));
+            return Err(Error::unreachable(peer.endpoint(), "not connected yet: connect first"));
         };
         let known = Known { peer: peer.endpoint(), table: &table, incarnation, op };
         let mut there = Side::new(known.pieces(remote, &mut remotes)?);

@@ -26,8 +26,8 @@ pub struct LaneConfig {
     pub backlog_frames: usize,
 }
 
-/// Decides what happens to the frames that arrive on a lane. Called on a reactor thread, so it
-/// must not block; it may send on any lane.
+/// Decides what happens to the frames that arrive on a lane. Called on a reactor thread, or one that
+/// looks at the lane by itself ([`Lane::look`]), so it must not block; it may send on any lane.
 pub trait LaneHandler: Send + Sync {
     /// A frame's prefix and head have arrived.
     fn on_frame(&self, lane: &Lane, prefix: &[u8; 16], head: &[u8]) -> Incoming;
