@@ -219,6 +219,12 @@ fn huge_pages_are_missed_where_they_are_switched_off() {
     assert_eq!(none.level("huge pages", "shmem_enabled is deny"), "warning");
     assert_eq!(none.level("huge pages", "enabled does not exist"), "unchecked");
     assert_eq!(none.level("huge pages", "none are reserved"), "note");
+    let shared =
+        (format!("{directory}/shmem_enabled"), "always within_size advise [never] deny force");
+    for (release, level) in [("6.1.0-9-amd64", "ok"), ("7.0", "ok"), ("5.15.0", "warning")] {
+        let host = Host::new(&[(&shared.0, shared.1), ("proc/sys/kernel/osrelease", release)]);
+        assert_eq!(host.examine().level("huge pages", "memory that processes share"), level);
+    }
 }
 
 #[test]

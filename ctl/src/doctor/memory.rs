@@ -4,6 +4,7 @@ use super::Host;
 use super::capability::Capability;
 use super::finding::{Finding, Findings};
 
+const OS_RELEASE: &str = "/proc/sys/kernel/osrelease";
 const LIMITS: &str = "/proc/self/limits";
 const GIB: u64 = 1 << 30;
 /// Less than this cannot hold a useful KV cache: the distributions' defaults are 64 KiB and 8 MiB.
@@ -72,6 +73,10 @@ pub(super) fn check_huge_pages(host: &Host<'_>) -> Vec<Finding> {
     ] {
         match host.root.parsed(&format!("{TRANSPARENT}/{file}"), "a choice in brackets", chosen) {
             Err(absence) => found.unchecked(format!("for {what}: {absence}")),
+            // Off by default, but for memory that is asked to be collapsed, as ours is.
+            Ok(choice) if choice == "never" && file == "shmem_enabled" && collapses(host) => {
+                found.ok(format!("for {what}: by request, which this kernel takes"));
+            }
             Ok(choice) if matches!(choice.as_str(), "never" | "deny") => found.warning(
                 format!("none for {what}: {file} is {choice}, copies within the host are slower"),
                 format!("echo {setting} > {TRANSPARENT}/{file}"),
@@ -88,6 +93,16 @@ pub(super) fn check_huge_pages(host: &Host<'_>) -> Vec<Finding> {
         (Err(absence), _) | (_, Err(absence)) => found.unchecked(absence.to_string()),
     }
     found.take()
+}
+
+/// Whether the kernel collapses memory into huge pages by request: `MADV_COLLAPSE`, since Linux
+/// 6.1, whatever `shmem_enabled` says but `deny`.
+fn collapses(host: &Host<'_>) -> bool {
+    let release = host.root.parsed(OS_RELEASE, "a kernel's release", |text| {
+        let mut numbers = text.split(['.', '-']).map(|part| part.trim().parse::<u32>().ok());
+        Some((numbers.next()??, numbers.next()??))
+    });
+    release.is_ok_and(|release| release >= (6, 1))
 }
 
 /// The choice in brackets: `always [madvise] never`.
