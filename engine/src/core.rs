@@ -185,6 +185,20 @@ impl Core {
         self.pid == std::process::id()
     }
 
+    /// Lets go of peers that nobody has a handle of and nothing is under way with. They are dropped
+    /// outside the lock.
+    pub(crate) fn forget_unused_peers(&self) {
+        let mut unused = Vec::new();
+        self.peers.lock().retain(|_, peer| {
+            // Handles are only made under this lock.
+            let is_unused = Arc::strong_count(peer) == 1 && peer.is_at_rest();
+            if is_unused {
+                unused.push(peer.clone());
+            }
+            !is_unused
+        });
+    }
+
     /// Nothing new is accepted from now on.
     pub(crate) fn shut(&self) {
         self.shut.store(true, Ordering::Release);

@@ -224,5 +224,6 @@ async fn sweep(core: Arc<Core>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         core.initiators.sweep();
+        core.forget_unused_peers();
     }
 }

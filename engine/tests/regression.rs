@@ -179,3 +179,28 @@ async fn connecting_ends_when_lanes_lead_to_somebody_else() {
         assert!(matches!(connected, Err(Error::Unreachable { .. })), "{connected:?}");
     }
 }
+
+#[tokio::test]
+async fn peers_that_nobody_uses_any_more_are_forgotten() {
+    let (owner, _cache) = host().await;
+    let registry = Registry::new();
+    let builder = Engine::builder(registry).listen("127.0.0.1:0");
+    let initiator = builder.idle_after(Duration::from_millis(100)).start().await.unwrap();
+    for _ in 0..20 {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let nobody = listener.local_addr().unwrap();
+        drop(listener);
+        initiator.connect(nobody).await.unwrap_err();
+    }
+    let kept = initiator.connect(owner.address()).await.unwrap();
+    let by_name = format!("localhost:{}", owner.address().port());
+    drop(initiator.connect(by_name).await.unwrap());
+    let mut waited = Duration::ZERO;
+    while initiator.status().peers > 1 || owner.status().lanes_accepted > 0 {
+        assert!(waited < SECONDS, "{:?}", initiator.status());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        waited += Duration::from_millis(50);
+    }
+    kept.notify(b"still there").await.unwrap();
+    assert_eq!(&*owner.next_notification().await.bytes, b"still there");
+}

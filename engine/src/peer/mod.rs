@@ -64,9 +64,7 @@ pub(crate) struct PeerInner {
     /// The task that holds the control connection.
     control: Mutex<Option<AbortHandle>>,
     waiting: Mutex<Vec<oneshot::Sender<Answer>>>,
-    /// When the timer task wakes next, and how to wake it earlier.
-    armed: Mutex<Option<Instant>>,
-    rearm: Notify,
+    alarm: Arc<Alarm>,
     table_changed: Notify,
 }
 
@@ -84,11 +82,10 @@ impl PeerInner {
             offer: Mutex::default(),
             control: Mutex::default(),
             waiting: Mutex::default(),
-            armed: Mutex::default(),
-            rearm: Notify::new(),
+            alarm: Arc::default(),
             table_changed: Notify::new(),
         });
-        core.runtime.spawn(keep_time(peer.clone()));
+        core.runtime.spawn(keep_time(Arc::downgrade(&peer), peer.alarm.clone()));
         peer
     }
 
@@ -222,10 +219,10 @@ impl PeerInner {
 
     fn arm(&self, next: Option<Instant>) {
         let Some(next) = next else { return };
-        let mut armed = self.armed.lock();
+        let mut armed = self.alarm.armed.lock();
         if armed.is_none_or(|armed| next < armed) {
             *armed = Some(next);
-            self.rearm.notify_one();
+            self.alarm.rearm.notify_one();
         }
     }
 
@@ -352,6 +349,12 @@ impl PeerInner {
         self.event(|session, now| session.fail_all(now, &Error::Shutdown));
     }
 
+    /// Whether nothing is under way with it, and no lane is open.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let session = self.session.lock();
+        session.open_transfers() == 0 && session.open_lanes() == 0 && self.waiting.lock().is_empty()
+    }
+
     pub(crate) fn is_drained(&self) -> bool {
         self.session.lock().open_transfers() == 0
     }
@@ -410,16 +413,32 @@ impl fmt::Debug for PeerInner {
     }
 }
 
-/// Calls the session when its time has come, until the engine's runtime ends.
-async fn keep_time(peer: Arc<PeerInner>) {
-    loop {
-        let armed = *peer.armed.lock();
-        let rearmed = peer.rearm.notified();
+/// When the timer task of a peer wakes next, and how to wake it earlier.
+#[derive(Default)]
+struct Alarm {
+    armed: Mutex<Option<Instant>>,
+    rearm: Notify,
+}
+
+impl Drop for PeerInner {
+    fn drop(&mut self) {
+        self.replace_control(None);
+        // The timer task finds that there is nobody left.
+        self.alarm.rearm.notify_one();
+    }
+}
+
+/// Calls the session when its time has come, for as long as the peer is held.
+async fn keep_time(peer: Weak<PeerInner>, alarm: Arc<Alarm>) {
+    while peer.strong_count() > 0 {
+        let armed = *alarm.armed.lock();
+        let rearmed = alarm.rearm.notified();
         match armed {
             None => rearmed.await,
             Some(at) => {
                 if tokio::time::timeout_at(at.into(), rearmed).await.is_err() {
-                    *peer.armed.lock() = None;
+                    let Some(peer) = peer.upgrade() else { return };
+                    *alarm.armed.lock() = None;
                     peer.event(|session, now| session.on_timeout(now));
                 }
             }
