@@ -8,7 +8,7 @@ use kvferry_proto::{Incarnation, LaneId};
 use super::{Action, Link, Session};
 use crate::error::Error;
 
-/// How often in a row no lane can be opened before transfers fail for it.
+/// How often in a row nothing may come of a handshake before transfers fail for it.
 const LANE_ATTEMPTS: u32 = 3;
 
 impl<T: Clone> Session<T> {
@@ -138,19 +138,7 @@ impl<T: Clone> Session<T> {
         }
         let was_last = matches!(self.link, Link::Up { .. }) && self.lanes.is_empty();
         if was_last && !was_retired {
-            // Its control port answers and its lanes do not: a passing trouble, or a lasting one,
-            // which nobody is kept waiting for until their deadlines.
-            if !self.answered {
-                self.failures += 1;
-            }
-            if self.failures < LANE_ATTEMPTS {
-                return self.go_down(now, None);
-            }
-            let cause = cause
-                .unwrap_or_else(|| Error::unreachable(&self.peer, "its lanes close unanswered"));
-            self.give_up_all(&cause);
-            self.wanted = false;
-            self.go_down(now, Some(cause));
+            self.fall(now, cause);
         }
     }
 
@@ -161,7 +149,24 @@ impl<T: Clone> Session<T> {
             self.lanes.retire(lane);
             self.actions.push_back(Action::CloseLane { lane, reset: true });
         }
-        self.go_down(now, None);
+        self.fall(now, None);
+    }
+
+    /// What the last handshake brought is lost. Where nothing was answered since, it shakes hands and
+    /// does no more: a passing trouble, or a lasting one, which nobody is kept waiting for until
+    /// their deadlines.
+    fn fall(&mut self, now: Instant, cause: Option<Error>) {
+        if !self.answered {
+            self.failures += 1;
+        }
+        if self.failures < LANE_ATTEMPTS {
+            return self.go_down(now, None);
+        }
+        let cause =
+            cause.unwrap_or_else(|| Error::unreachable(&self.peer, "it closes what it accepts"));
+        self.give_up_all(&cause);
+        self.wanted = false;
+        self.go_down(now, Some(cause));
     }
 
     fn go_down(&mut self, now: Instant, cause: Option<Error>) {
