@@ -19,3 +19,13 @@ pub mod pattern;
 pub mod process;
 pub mod proxy;
 pub mod wire;
+
+/// Says why a test cannot run on this machine. In CI, where everything is set up, that is a failure.
+///
+/// # Panics
+/// In CI.
+#[expect(clippy::print_stdout, reason = "the test runner captures it and shows it")]
+pub fn skip(reason: &str) {
+    assert!(std::env::var_os("CI").is_none(), "skipped in CI: {reason}");
+    println!("skipped: {reason}");
+}

@@ -2,6 +2,7 @@
 
 use kvferry_tests::command::{Move, Way};
 use kvferry_tests::process::{Cache, Process, blocks};
+use kvferry_tests::skip;
 
 /// A permutation of 0..count, from a step that shares no factor with it.
 fn shuffled(count: u32, step: u32) -> Vec<u32> {
@@ -58,6 +59,9 @@ fn what_a_pull_reports_done_is_here_at_once() {
 
 #[test]
 fn engines_listen_and_connect_over_ipv6_and_by_name() {
+    if let Err(error) = std::net::TcpListener::bind("[::1]:0") {
+        return skip(&format!("this system has no IPv6 loopback address ({error})"));
+    }
     for listen in ["[::1]:0", "localhost:0"] {
         let setup =
             kvferry_tests::command::Setup { listen: Some(listen.into()), ..Default::default() };

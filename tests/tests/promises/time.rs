@@ -4,6 +4,7 @@ use std::process::Command as Program;
 
 use kvferry_tests::command::{Answer, Command, Move, Setup};
 use kvferry_tests::process::{Cache, Process, push};
+use kvferry_tests::skip;
 
 /// Runs what follows it in a time namespace whose monotonic clock is eleven days ahead.
 const AHEAD: [&str; 5] = ["--user", "--map-root-user", "--time", "--monotonic", "1000000"];
@@ -12,9 +13,7 @@ const AHEAD: [&str; 5] = ["--user", "--map-root-user", "--time", "--monotonic", 
 fn processes_whose_clocks_differ_by_days_agree_on_what_is_left_of_a_grant() {
     let able = Program::new("unshare").args(AHEAD).arg("true").output();
     if !able.as_ref().is_ok_and(|output| output.status.success()) {
-        assert!(std::env::var_os("CI").is_none(), "no time namespaces in CI: {able:?}");
-        eprintln!("skipped: this system gives no time namespace to a user ({able:?})");
-        return;
+        return skip(&format!("this system gives no time namespace to a user ({able:?})"));
     }
     let cache = Cache { share: false, ..Cache::default() };
     for ahead_is_owner in [true, false] {
