@@ -17,16 +17,9 @@ impl Lanes {
         self.0.lock().get(&id).cloned()
     }
 
+    /// All of them, copied: what is done with one may open and remove others.
     pub(crate) fn all(&self) -> Vec<Lane> {
         self.0.lock().values().cloned().collect()
-    }
-
-    /// Calls `visit` for each. It must not close lanes or wait for their being closed.
-    pub(crate) fn each(&self, visit: impl Fn(&Lane)) {
-        // Copied, since what a lane brings may open and remove others.
-        for lane in self.all() {
-            visit(&lane);
-        }
     }
 
     /// Adds what `open` returns.

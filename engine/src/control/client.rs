@@ -164,9 +164,7 @@ pub(crate) async fn catch_up(peer: &Arc<PeerInner>) -> Result<(), Error> {
 
 async fn follow(peer: &Arc<PeerInner>) -> Result<(), Error> {
     let endpoint = peer.endpoint();
-    let Some(incarnation) = peer.table().read().incarnation() else {
-        return Err(Error::unreachable(endpoint, "not connected yet: connect first"));
-    };
+    let incarnation = peer.incarnation_of(&peer.table().read())?;
     let mut client = connect(endpoint, peer.core().settings.connect_timeout).await?;
     let version = client
         .table_version(rpc::TableVersionRequest { incarnation: incarnation.0 })

@@ -47,7 +47,7 @@ impl Peer {
     /// [`Error::NoSuchLayout`], or [`Error::Unreachable`] when the peer was never connected.
     pub fn layout(&self, name: &str) -> Result<RemoteLayout, Error> {
         let table = self.0.table.read();
-        self.0.check_connected(&table)?;
+        self.0.incarnation_of(&table)?;
         table
             .layout(name)
             .ok_or_else(|| Error::NoSuchLayout { name: name.into(), peer: self.endpoint().clone() })
@@ -71,7 +71,7 @@ impl Peer {
     /// [`Error::NotShared`], or [`Error::Unreachable`] when the peer was never connected.
     pub fn find(&self, address: u64, length: u64) -> Result<RemoteRegion, Error> {
         let table = self.0.table.read();
-        self.0.check_connected(&table)?;
+        self.0.incarnation_of(&table)?;
         table
             .find(address, length)
             .and_then(|region| table.remote_region(region))

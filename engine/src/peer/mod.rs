@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use kvferry_proto::frame::{Control, Reply, Request as WireRequest};
+use kvferry_proto::frame::{Reply, Request as WireRequest};
 use kvferry_proto::{Incarnation, LaneId, TransferId};
 use kvferry_transport::tcp::Outgoing;
 use parking_lot::{Mutex, RwLock};
@@ -130,11 +130,11 @@ impl PeerInner {
         changes
     }
 
-    fn check_connected(&self, table: &RemoteTable) -> Result<(), Error> {
-        match table.incarnation() {
-            Some(_) => Ok(()),
-            None => Err(Error::unreachable(&self.endpoint, "not connected yet: connect first")),
-        }
+    /// The incarnation that its table is of.
+    pub(crate) fn incarnation_of(&self, table: &RemoteTable) -> Result<Incarnation, Error> {
+        let not_connected =
+            || Error::unreachable(&self.endpoint, "not connected yet: connect first");
+        table.incarnation().ok_or_else(not_connected)
     }
 
     pub(crate) async fn ready(self: &Arc<Self>) -> Result<(), Error> {
@@ -242,14 +242,16 @@ impl PeerInner {
                 Action::Post { slice, answer_now, floor, token, .. } => {
                     frames.push(Box::new(SliceFrame::new(token, slice, answer_now, floor)));
                 }
-                Action::Send { lane, control } => self.send(lane, control),
+                Action::Send { lane, control } => {
+                    let mut frame = Vec::new();
+                    control.encode(&mut frame);
+                    self.send(lane, &frame);
+                }
                 Action::Notify { lane, transfer, floor, token } => {
                     let mut frame = Vec::new();
                     let notification = token.terms().notification.as_deref().unwrap_or_default();
                     WireRequest::encode_notify(&mut frame, transfer, floor, notification);
-                    if let Some(lane) = self.lanes.get(lane) {
-                        lane.send(&frame);
-                    }
+                    self.send(lane, &frame);
                 }
                 Action::End { outcome, repeated, token, .. } => {
                     token.end(outcome, repeated, TRANSPORT);
@@ -286,11 +288,9 @@ impl PeerInner {
         }
     }
 
-    fn send(&self, lane: LaneId, control: Control) {
-        let mut frame = Vec::new();
-        control.encode(&mut frame);
+    fn send(&self, lane: LaneId, frame: &[u8]) {
         if let Some(lane) = self.lanes.get(lane) {
-            lane.send(&frame);
+            lane.send(frame);
         }
     }
 
@@ -388,7 +388,9 @@ impl Driver for PeerDriver {
 
     fn look(&self) {
         if let Some(peer) = self.0.upgrade() {
-            peer.lanes.each(kvferry_transport::tcp::Lane::look);
+            for lane in peer.lanes.all() {
+                lane.look();
+            }
         }
     }
 

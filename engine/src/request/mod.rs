@@ -99,7 +99,7 @@ impl Request {
         let spec = Spec {
             op: self.op,
             slice_bytes: plan.slices().iter().map(|slice| slice.bytes).collect(),
-            notification: self.notification.clone(),
+            notifies: self.notification.is_some(),
             begun,
             deadline,
         };

@@ -39,9 +39,7 @@ impl Resolved {
         let mut here = Side::new(local_pieces(peer, local, &mut regions)?);
         let mut remotes = Numbering::new();
         let table = peer.table().read();
-        let Some(incarnation) = table.incarnation() else {
-            return Err(Error::unreachable(peer.endpoint(), "not connected yet: connect first"));
-        };
+        let incarnation = peer.incarnation_of(&table)?;
         let known = Known { peer: peer.endpoint(), table: &table, incarnation, op };
         let mut there = Side::new(known.pieces(remote, &mut remotes)?);
         // Planning a long list takes a while, in which the table may change.

@@ -116,16 +116,16 @@ impl<T: Clone> Session<T> {
         let mut adrift = false;
         for id in self.transfers.ids() {
             let Some(entry) = self.transfers.get_mut(id) else { continue };
-            adrift |= entry.transfer.on_lane_lost(lane);
-            if entry.transfer.has_queued() && !entry.queued {
-                entry.queued = true;
-                self.bulk.push_back(id);
-            }
-            if entry.transfer.wants_fence() {
+            let transfer = &mut entry.transfer;
+            adrift |= transfer.on_lane_lost(lane);
+            if transfer.wants_fence() {
                 self.to_fence.push_back(id);
             }
-            if entry.transfer.wants_notify() {
+            if transfer.wants_notify() {
                 self.to_notify.push_back(id);
+            }
+            if transfer.has_queued() {
+                self.queue(id);
             }
         }
         for asked in self.lost.values_mut() {

@@ -205,7 +205,7 @@ impl<T: Clone> Session<T> {
         }
         let bytes: u64 = spec.slice_bytes.iter().map(|bytes| u64::from(*bytes)).sum();
         let is_small = bytes <= self.settings.small_bytes;
-        let is_nothing = spec.slice_bytes.is_empty() && spec.notification.is_none();
+        let is_nothing = spec.slice_bytes.is_empty() && !spec.notifies;
         let transfer = TransferState::new(spec);
         let deadline = transfer.deadline();
         let is_late = deadline <= now;

@@ -43,7 +43,7 @@ impl<T: Clone> Session<T> {
         self.has_work() || self.lanes.up().next().is_some()
     }
 
-    pub(super) fn send_controls(&mut self) {
+    fn send_controls(&mut self) {
         let Some(lane) = self.lanes.control() else { return };
         for (lost, asked) in &mut self.lost {
             if asked.is_none() {
@@ -71,7 +71,7 @@ impl<T: Clone> Session<T> {
         }
     }
 
-    pub(super) fn post_slices(&mut self) {
+    fn post_slices(&mut self) {
         let window = self.settings.window_bytes;
         while let Some(id) = self.small.front().copied() {
             let Some(lane) = self.lanes.express(window) else { break };
@@ -100,7 +100,7 @@ impl<T: Clone> Session<T> {
     }
 
     /// Posts one slice. Returns whether the transfer has more of them.
-    pub(super) fn post(&mut self, id: TransferId, lane: LaneId) -> bool {
+    fn post(&mut self, id: TransferId, lane: LaneId) -> bool {
         let floor = self.transfers.floor();
         let Some(entry) = self.transfers.get_mut(id) else { return false };
         let posted = entry.transfer.post(lane);

@@ -20,7 +20,6 @@ pub(crate) mod cargo;
 mod terms;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
 use kvferry_proto::LaneId;
@@ -68,7 +67,7 @@ pub struct TransferState {
     repeated: u32,
     touched: bool,
     phase: Phase,
-    notification: Option<Arc<[u8]>>,
+    notifies: bool,
     begun: Instant,
     deadline: Instant,
 }
@@ -91,7 +90,7 @@ impl TransferState {
             repeated: 0,
             touched: false,
             phase: Phase::Moving,
-            notification: spec.notification,
+            notifies: spec.notifies,
             begun: spec.begun,
             deadline: spec.deadline,
         };
@@ -125,16 +124,10 @@ impl TransferState {
         self.repeated
     }
 
-    /// The notification, if there is one.
-    #[must_use]
-    pub fn notification(&self) -> Option<&Arc<[u8]>> {
-        self.notification.as_ref()
-    }
-
     /// Whether the notification rides with the data: a write of a single slice.
     #[must_use]
     pub fn notifies_inline(&self) -> bool {
-        self.op == Op::Write && self.slices.len() == 1 && self.notification.is_some()
+        self.op == Op::Write && self.slices.len() == 1 && self.notifies
     }
 
     /// Whether a slice waits to be posted.
@@ -306,7 +299,7 @@ impl TransferState {
 
     /// All data is in place.
     fn moved(&mut self) -> Step {
-        if self.notification.is_none() {
+        if !self.notifies {
             return Step::End(Outcome::Done);
         }
         self.phase = Phase::Notifying { lane: None, retry: false };

@@ -1,6 +1,5 @@
 //! What a transfer is asked, and what it answers.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Remote};
@@ -21,8 +20,8 @@ pub struct Spec {
     pub op: Op,
     /// The payload bytes of each slice.
     pub slice_bytes: Vec<u32>,
-    /// What the peer is told once the data is in place.
-    pub notification: Option<Arc<[u8]>>,
+    /// Whether the peer is told something once the data is in place.
+    pub notifies: bool,
     /// When it began.
     pub begun: Instant,
     /// When it ends at the latest.

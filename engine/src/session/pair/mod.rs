@@ -8,7 +8,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Control, Reply};
@@ -321,7 +320,7 @@ impl World {
         let spec = Spec {
             op,
             slice_bytes: vec![1; slices as usize],
-            notification: notification.then(|| Arc::from([])),
+            notifies: notification,
             begun: self.now,
             deadline: job.deadline,
         };
