@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 
+use crate::control::client::ControlRuntime;
 use crate::control::{accept, server};
 use crate::core::{Core, Settings};
 use crate::engine::Engine;
@@ -260,8 +261,10 @@ fn run(
         let parts = start(builder, spawner).await;
         // The spawner sends it right after the thread began.
         let Ok(thread) = handle.await else { return };
-        let engine = parts
-            .map(|parts| Engine::new(parts.core, parts.address, parts.lane_port, stop, thread));
+        let engine = parts.map(|Parts { core, address, lane_port }| {
+            let runtime = tokio::runtime::Handle::current();
+            Engine::new(core, &runtime, address, lane_port, stop, thread)
+        });
         let failed = engine.is_err();
         // Whoever waited may have gone: then the engine goes too, but not by waiting for the
         // thread that this is.
@@ -313,7 +316,7 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
 
     let reactor_config = ReactorConfig { spin: builder.spin };
     let reactors = (0..builder.io_threads)
-        .map(|index| Reactor::start(&format!("kvferry-io-{index}"), reactor_config))
+        .map(|index| Reactor::start(&format!("kvferry-io-{index}"), reactor_config).map(Arc::new))
         .collect::<Result<Vec<_>, _>>()
         .map_err(Error::system("starting a lane thread"))?;
     let settings = Settings {
@@ -325,8 +328,9 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         notifications: builder.notifications,
         lane_address,
     };
+    let outreach = Box::new(ControlRuntime(runtime));
     let core =
-        Arc::new(Core::new(draw_incarnation()?, builder.registry, settings, runtime, reactors));
+        Arc::new(Core::new(draw_incarnation()?, builder.registry, settings, outreach, reactors));
     tokio::spawn(server::serve(core.clone(), control, lane_port));
     tokio::spawn(accept::accept_lanes(core.clone(), lanes));
     let incarnation = core.incarnation;

@@ -55,10 +55,11 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    /// Ends it. A second end is ignored.
+    /// Ends it. A second end, which there must not be, is ignored.
     pub(crate) fn end(&self, ended: Ended) {
         let mut state = self.state.lock();
-        if state.ended.is_some() {
+        if let Some(first) = &state.ended {
+            debug_assert!(false, "a transfer that has ended with {first:?} ends with {ended:?}");
             return;
         }
         state.ended = Some(ended);

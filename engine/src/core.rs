@@ -1,6 +1,6 @@
 //! What all parts of an engine share.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,10 +9,11 @@ use kvferry_proto::frame::Prefix;
 use kvferry_proto::{Incarnation, TransferId};
 use kvferry_transport::tcp::{FramePrefix, LaneConfig, Reactor};
 use parking_lot::{Condvar, Mutex};
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use crate::error::Error;
 use crate::net::Endpoint;
+use crate::outreach::Outreach;
 use crate::peer::PeerInner;
 use crate::plan::PlanLimits;
 use crate::registry::Registry;
@@ -117,8 +118,8 @@ pub(crate) struct Core {
     pub(crate) incarnation: Incarnation,
     pub(crate) registry: Registry,
     pub(crate) settings: Settings,
-    pub(crate) runtime: Handle,
-    pub(crate) peers: Mutex<HashMap<Endpoint, Arc<PeerInner>>>,
+    pub(crate) outreach: Box<dyn Outreach>,
+    pub(crate) peers: Mutex<BTreeMap<Endpoint, Arc<PeerInner>>>,
     pub(crate) initiators: Initiators,
     pub(crate) inbox: Inbox,
     reactors: Mutex<Vec<Arc<Reactor>>>,
@@ -133,8 +134,8 @@ impl Core {
         incarnation: Incarnation,
         registry: Registry,
         settings: Settings,
-        runtime: Handle,
-        reactors: Vec<Reactor>,
+        outreach: Box<dyn Outreach>,
+        reactors: Vec<Arc<Reactor>>,
     ) -> Self {
         Self {
             incarnation,
@@ -146,9 +147,9 @@ impl Core {
             ),
             inbox: Inbox::new(settings.notifications),
             settings,
-            runtime,
+            outreach,
             peers: Mutex::default(),
-            reactors: Mutex::new(reactors.into_iter().map(Arc::new).collect()),
+            reactors: Mutex::new(reactors),
             next_reactor: AtomicUsize::new(0),
             next_session: AtomicU64::new(0),
             shut: AtomicBool::new(false),
@@ -197,6 +198,32 @@ impl Core {
             }
             !is_unused
         });
+    }
+
+    /// The peer at an endpoint, known or new.
+    pub(crate) fn peer(self: &Arc<Self>, endpoint: Endpoint) -> Result<Arc<PeerInner>, Error> {
+        let mut peers = self.peers.lock();
+        // Under the lock that shutdown takes to close them.
+        if self.is_shut() {
+            return Err(Error::Shutdown);
+        }
+        let peer =
+            peers.entry(endpoint.clone()).or_insert_with(|| PeerInner::start(self, endpoint));
+        Ok(peer.clone())
+    }
+
+    /// Nothing new is accepted from now on, and what is under way with peers ends, fenced where
+    /// they answer. Returns them: each has to be closed.
+    pub(crate) fn drain(&self) -> Vec<Arc<PeerInner>> {
+        let peers: Vec<_> = {
+            let mut peers = self.peers.lock();
+            self.shut();
+            std::mem::take(&mut *peers).into_values().collect()
+        };
+        for peer in &peers {
+            peer.drain();
+        }
+        peers
     }
 
     /// Nothing new is accepted from now on.

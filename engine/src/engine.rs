@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use kvferry_proto::{Access, Incarnation};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::builder::EngineBuilder;
 use crate::core::{Core, Notification};
 use crate::error::Error;
 use crate::net::{Endpoint, IntoEndpoint};
-use crate::peer::{Peer, PeerInner};
+use crate::peer::Peer;
 use crate::registry::{Grant, Registry, Span};
 use crate::time;
 
@@ -45,12 +46,13 @@ impl Engine {
 
     pub(crate) fn new(
         core: Arc<Core>,
+        runtime: &Handle,
         address: Endpoint,
         lane_port: u16,
         stop: watch::Sender<bool>,
         thread: JoinHandle<()>,
     ) -> Self {
-        core.runtime.spawn(sweep(core.clone()));
+        runtime.spawn(sweep(core.clone()));
         Self { core, address, lane_port, stop, thread: Mutex::new(Some(thread)) }
     }
 
@@ -92,20 +94,9 @@ impl Engine {
     /// [`Error::Address`], [`Error::Unreachable`] and others that say which step failed.
     pub async fn connect(&self, address: impl IntoEndpoint) -> Result<Peer, Error> {
         let endpoint = address.into_endpoint()?;
-        let peer = self.peer(endpoint)?;
+        let peer = Peer(self.core.peer(endpoint)?);
         peer.ready().await?;
         Ok(peer)
-    }
-
-    fn peer(&self, endpoint: Endpoint) -> Result<Peer, Error> {
-        let mut peers = self.core.peers.lock();
-        // Under the lock that shutdown takes to close them.
-        if self.core.is_shut() {
-            return Err(Error::Shutdown);
-        }
-        let peer =
-            peers.entry(endpoint.clone()).or_insert_with(|| PeerInner::start(&self.core, endpoint));
-        Ok(Peer(peer.clone()))
     }
 
     /// Grants the engine `peer` `access` to `spans` of this process for `ttl`.
@@ -149,13 +140,7 @@ impl Engine {
     /// What is held now.
     #[must_use]
     pub fn status(&self) -> EngineStatus {
-        let peers: Vec<_> = self.core.peers.lock().values().cloned().map(Peer).collect();
-        EngineStatus {
-            peers: peers.len(),
-            open_transfers: peers.iter().map(|peer| peer.status().open_transfers).sum(),
-            lanes_opened: peers.iter().map(|peer| peer.status().open_lanes).sum(),
-            lanes_accepted: self.core.initiators.lane_count(),
-        }
+        self.core.status()
     }
 
     /// Ends everything: transfers fail with [`Error::Shutdown`], fenced where the peers answer
@@ -168,14 +153,7 @@ impl Engine {
             std::mem::forget(thread);
             return;
         }
-        let peers: Vec<_> = {
-            let mut peers = self.core.peers.lock();
-            self.core.shut();
-            peers.drain().map(|(_, peer)| peer).collect()
-        };
-        for peer in &peers {
-            peer.drain();
-        }
+        let peers = self.core.drain();
         let deadline = time::after(Instant::now(), patience);
         while Instant::now() < deadline && !peers.iter().all(|peer| peer.is_drained()) {
             std::thread::sleep(Duration::from_millis(1));
@@ -218,6 +196,18 @@ pub struct EngineStatus {
     pub lanes_opened: usize,
     /// Lanes that peers opened.
     pub lanes_accepted: usize,
+}
+
+impl Core {
+    pub(crate) fn status(&self) -> EngineStatus {
+        let peers: Vec<_> = self.peers.lock().values().cloned().map(Peer).collect();
+        EngineStatus {
+            peers: peers.len(),
+            open_transfers: peers.iter().map(|peer| peer.status().open_transfers).sum(),
+            lanes_opened: peers.iter().map(|peer| peer.status().open_lanes).sum(),
+            lanes_accepted: self.initiators.lane_count(),
+        }
+    }
 }
 
 async fn sweep(core: Arc<Core>) {

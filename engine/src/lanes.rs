@@ -1,6 +1,6 @@
 //! Open lanes by number.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 
 use kvferry_proto::LaneId;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 /// Lanes that are open. A lane is added under the lock that removes it, so one that closes at once
 /// is removed after it was added.
 #[derive(Default)]
-pub(crate) struct Lanes(Mutex<HashMap<LaneId, Lane>>);
+pub(crate) struct Lanes(Mutex<BTreeMap<LaneId, Lane>>);
 
 impl Lanes {
     pub(crate) fn get(&self, id: LaneId) -> Option<Lane> {

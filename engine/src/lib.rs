@@ -31,10 +31,26 @@
 //! | `request`, `completion` | what a caller asks for, and the end it waits for | none |
 //! | `passage` | the fence: how permission to touch memory is withdrawn for certain | none |
 //! | `peer` | the driver of one session | lanes |
+//! | `outreach` | what a session asks for that takes its time: handshakes, lanes, alarms | none |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
+//! | `simulation` | engines in virtual time, driven by hand (feature `simulation`) | none |
 //! | `engine`, `builder`, `core`, `lanes`, `net`, `error`, `time` | the whole, its settings, addresses, errors | |
 #![forbid(unsafe_code)]
+
+/// Whether a guard is taken away here, to see that a simulation finds it out. Never, in an engine.
+#[cfg(feature = "simulation")]
+macro_rules! planted {
+    ($bug:ident) => {
+        crate::simulation::is_planted(crate::simulation::Bug::$bug)
+    };
+}
+#[cfg(not(feature = "simulation"))]
+macro_rules! planted {
+    ($bug:ident) => {
+        false
+    };
+}
 
 mod builder;
 mod completion;
@@ -44,6 +60,7 @@ mod engine;
 mod error;
 mod lanes;
 mod net;
+mod outreach;
 mod passage;
 mod peer;
 pub mod plan;
@@ -52,6 +69,8 @@ mod remote;
 mod request;
 pub mod serve;
 pub mod session;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod time;
 pub mod topology;
 pub mod transfer;

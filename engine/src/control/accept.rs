@@ -1,5 +1,6 @@
 //! Lanes that others open.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::core::Core;
-use crate::serve::RequestHandler;
+use crate::serve::{Initiator, RequestHandler};
 
 /// How many connections may be between their start and the end of their hello.
 const MOST_UNKNOWN: usize = 1024;
@@ -49,35 +50,56 @@ pub(crate) async fn accept_lanes(core: Arc<Core>, listener: TcpListener) {
     }
 }
 
-async fn greet(core: &Arc<Core>, mut stream: TcpStream) -> std::io::Result<()> {
+async fn greet(core: &Arc<Core>, mut stream: TcpStream) -> io::Result<()> {
     let mut hello = [0; Hello::BYTES];
     stream.read_exact(&mut hello).await?;
-    let hello = Hello::decode(&hello).map_err(std::io::Error::other)?;
-    let initiator = admit(core, &hello);
-    let refusal = initiator.as_ref().err().copied();
-    let welcome = Welcome { target: core.incarnation, refusal };
-    let sent = stream.write_all(&welcome.encode()).await;
-    let initiator = match initiator {
-        Ok(initiator) => initiator,
-        Err(refusal) => return Err(std::io::Error::other(refusal)),
-    };
-    let opened = sent.and_then(|()| {
-        let stream = stream.into_std()?;
-        let reactor = core.reactor().ok_or_else(|| std::io::Error::other(Refusal::ShuttingDown))?;
-        let handler = Arc::new(RequestHandler::new(core.clone(), initiator.clone(), hello.lane));
-        initiator.lanes.add(hello.lane, || reactor.add(stream, Core::accepted_lane(), handler))
-    });
-    if opened.is_err() {
-        initiator.remove_lane(hello.lane);
-    }
-    opened
+    let hello = Hello::decode(&hello).map_err(io::Error::other)?;
+    let admitted = admit(core, &hello);
+    let sent = stream.write_all(&admitted.welcome(core).encode()).await;
+    let stream = sent.and_then(|()| stream.into_std());
+    admitted.take_up(core, &hello, stream)
 }
 
-fn admit(core: &Core, hello: &Hello) -> Result<Arc<crate::serve::Initiator>, Refusal> {
+/// Whether a lane may be opened, and by whom.
+pub(crate) struct Admitted(Result<Arc<Initiator>, Refusal>);
+
+impl Admitted {
+    /// What the initiator is told.
+    pub(crate) fn welcome(&self, core: &Core) -> Welcome {
+        Welcome { target: core.incarnation, refusal: self.0.as_ref().err().copied() }
+    }
+
+    /// Takes the connection up as a lane, if it was admitted and its welcome is on its way.
+    pub(crate) fn take_up(
+        self,
+        core: &Arc<Core>,
+        hello: &Hello,
+        stream: io::Result<std::net::TcpStream>,
+    ) -> io::Result<()> {
+        let initiator = self.0.map_err(io::Error::other)?;
+        let opened = stream.and_then(|stream| {
+            let reactor = core.reactor().ok_or_else(|| io::Error::other(Refusal::ShuttingDown))?;
+            let handler = RequestHandler::new(core.clone(), initiator.clone(), hello.lane);
+            let add = || reactor.add(stream, Core::accepted_lane(), Arc::new(handler));
+            initiator.lanes.add(hello.lane, add)
+        });
+        if opened.is_err() {
+            initiator.remove_lane(hello.lane);
+        }
+        opened
+    }
+}
+
+/// Looks whether the lane of a hello may be opened.
+pub(crate) fn admit(core: &Core, hello: &Hello) -> Admitted {
+    Admitted(find_initiator(core, hello))
+}
+
+fn find_initiator(core: &Core, hello: &Hello) -> Result<Arc<Initiator>, Refusal> {
     if hello.version != VERSION_MAJOR {
         return Err(Refusal::Version);
     }
-    if hello.target != core.incarnation {
+    if hello.target != core.incarnation && !planted!(StaleIncarnation) {
         return Err(Refusal::OtherIncarnation);
     }
     if core.is_shut() {

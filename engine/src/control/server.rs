@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvferry_proto::Incarnation;
 use kvferry_proto::message;
+use kvferry_proto::rpc;
 use kvferry_proto::rpc::peer_server::{Peer, PeerServer};
-use kvferry_proto::rpc::{self, offer};
-use kvferry_proto::{Incarnation, frame::limits};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::accept::ACCEPT_PAUSE;
-use super::client::version;
+use super::offer::hello_reply;
 use crate::core::Core;
-use crate::net::Endpoint;
 use crate::registry::Cursor;
 
 /// How many engines may follow the table at once.
@@ -111,19 +110,7 @@ impl Peer for PeerService {
             .map_err(|error| invalid(&error))?;
         let theirs = hello.version.map_or(0, |version| version.major);
         tracing::debug!(%from, theirs, "hello");
-        // A peer of another version is told ours, and finds the words for it.
-        let lanes = core.settings.lane_address.as_ref();
-        let tcp = rpc::TcpOffer {
-            host: lanes.map_or(String::new(), |lanes| lanes.host().into()),
-            port: lanes.map_or(self.lane_port, Endpoint::port).into(),
-            max_slice_bytes: limits::PAYLOAD_BYTES,
-            max_lanes: u32::try_from(core.settings.max_lanes_per_peer).unwrap_or(u32::MAX),
-        };
-        Ok(Response::new(rpc::HelloReply {
-            version: Some(version()),
-            incarnation: core.incarnation.0,
-            offers: vec![rpc::Offer { transport: Some(offer::Transport::Tcp(tcp)) }],
-        }))
+        Ok(Response::new(hello_reply(core, self.lane_port)))
     }
 
     type WatchStream = ReceiverStream<Result<rpc::TableUpdate, Status>>;

@@ -1,6 +1,8 @@
 //! A remote engine as seen from here: the handle, and the driver that carries out what the
 //! [session](crate::session) decides.
 
+#[cfg(feature = "simulation")]
+mod by_hand;
 mod frames;
 mod handle;
 mod replies;
@@ -15,17 +17,19 @@ use kvferry_proto::{Incarnation, LaneId, TransferId};
 use kvferry_transport::tcp::Outgoing;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, oneshot};
-use tokio::task::AbortHandle;
 
-use crate::control::client::{self, Offer, Shaken};
+use crate::control::client::Shaken;
+use crate::control::offer::Offer;
 use crate::core::Core;
 use crate::error::Error;
 use crate::lanes::Lanes;
 use crate::net::Endpoint;
+use crate::outreach;
 use crate::plan::PlanLimits;
 use crate::registry::Registry;
 use crate::remote::RemoteTable;
 use crate::session::{Action, Connection, Session};
+use crate::time;
 use crate::transfer::Spec;
 use crate::transfer::cargo::{Cargo, Driver};
 
@@ -61,8 +65,7 @@ pub(crate) struct PeerInner {
     table: RwLock<RemoteTable>,
     /// Where lanes are accepted, since the last handshake.
     offer: Mutex<Option<Offer>>,
-    /// The task that holds the control connection.
-    control: Mutex<Option<AbortHandle>>,
+    control: Mutex<Option<outreach::Connection>>,
     waiting: Mutex<Vec<oneshot::Sender<Answer>>>,
     alarm: Arc<Alarm>,
     table_changed: Notify,
@@ -70,7 +73,7 @@ pub(crate) struct PeerInner {
 
 impl PeerInner {
     pub(crate) fn start(core: &Arc<Core>, endpoint: Endpoint) -> Arc<Self> {
-        let session = Session::new(endpoint.clone(), core.settings.session, Instant::now());
+        let session = Session::new(endpoint.clone(), core.settings.session, time::now());
         let peer = Arc::new(Self {
             endpoint,
             core: core.clone(),
@@ -85,8 +88,13 @@ impl PeerInner {
             alarm: Arc::default(),
             table_changed: Notify::new(),
         });
-        core.runtime.spawn(keep_time(Arc::downgrade(&peer), peer.alarm.clone()));
+        core.outreach.keep_time(&peer);
         peer
+    }
+
+    /// Calls the session when its time has come, for as long as the peer is held.
+    pub(crate) fn keep_time(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
+        keep_time(Arc::downgrade(self), self.alarm.clone())
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -142,7 +150,7 @@ impl PeerInner {
             return Err(Error::Shutdown);
         }
         if let Connecting::Up = self.begin_connecting() {
-            if client::catch_up(self).await.is_ok() {
+            if self.core.outreach.catch_up(self).await.is_ok() {
                 return Ok(());
             }
             // Its control port answers no more, or answers as somebody else.
@@ -194,7 +202,7 @@ impl PeerInner {
     ) -> R {
         let (result, next) = {
             let mut session = self.session.lock();
-            let result = event(&mut session, Instant::now());
+            let result = event(&mut session, time::now());
             (result, session.next_timeout())
         };
         self.drive();
@@ -257,8 +265,8 @@ impl PeerInner {
                     token.end(outcome, repeated, TRANSPORT);
                 }
                 Action::Handshake => {
-                    let task = self.core.runtime.spawn(client::hold(Arc::downgrade(self)));
-                    self.replace_control(Some(task.abort_handle()));
+                    let connection = self.core.outreach.shake_hands(self);
+                    self.replace_control(Some(connection));
                 }
                 Action::Connected => self.answer_waiting(&Ok(())),
                 Action::Forget(cause) => {
@@ -268,11 +276,10 @@ impl PeerInner {
                     }
                 }
                 Action::OpenLane(lane) => {
-                    let peer = Arc::downgrade(self);
-                    self.core.runtime.spawn(client::open_lane(peer, lane));
+                    self.core.outreach.open_lane(self, lane);
                 }
                 Action::CloseLane { lane, reset } => {
-                    if let Some(lane) = self.lanes.get(lane) {
+                    if let Some(lane) = self.lanes.get(lane).filter(|_| !planted!(LeakedLane)) {
                         if reset { lane.reset() } else { lane.close() }
                     }
                 }
@@ -294,10 +301,9 @@ impl PeerInner {
         }
     }
 
-    fn replace_control(&self, task: Option<AbortHandle>) {
-        if let Some(former) = std::mem::replace(&mut *self.control.lock(), task) {
-            former.abort();
-        }
+    fn replace_control(&self, connection: Option<outreach::Connection>) {
+        // The former goes once the lock is given back.
+        let _former = std::mem::replace(&mut *self.control.lock(), connection);
     }
 
     fn answer_waiting(&self, answer: &Answer) {

@@ -1,6 +1,6 @@
 //! Permissions that peers hold.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +15,7 @@ use super::Registry;
 use super::region::{RegionInner, Span};
 use crate::error::Error;
 use crate::passage;
+use crate::time;
 
 struct Range {
     region: RegionId,
@@ -86,7 +87,7 @@ impl GrantInner {
 struct Slots {
     slots: Vec<Option<Arc<GrantInner>>>,
     free: Vec<u32>,
-    by_region: HashMap<RegionId, HashSet<GrantId>>,
+    by_region: HashMap<RegionId, BTreeSet<GrantId>>,
 }
 
 #[derive(Default)]
@@ -218,7 +219,7 @@ impl Registry {
             }
         }
         // A time too long for the clock is for ever.
-        let expires = Instant::now().checked_add(ttl);
+        let expires = time::now().checked_add(ttl);
         let inner = self.grants().insert(spans, Some(peer), access, expires)?;
         // An unregistering marks its region first and looks for grants then: one of the two sees the
         // other.
@@ -258,7 +259,7 @@ impl Grant {
     pub fn remaining(&self) -> Duration {
         self.inner
             .expires
-            .map_or(Duration::MAX, |expires| expires.saturating_duration_since(Instant::now()))
+            .map_or(Duration::MAX, |expires| expires.saturating_duration_since(time::now()))
     }
 
     /// Takes the permission back. When this returns nothing more can land, or be taken, under it;

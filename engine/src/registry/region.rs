@@ -1,6 +1,6 @@
 //! A registered range: references, who uses it, and how it is given back.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ struct State {
     /// No new use: the region is on its way out.
     closing: bool,
     next_use: u64,
-    uses: HashMap<u64, Weak<dyn Holder>>,
+    uses: BTreeMap<u64, Weak<dyn Holder>>,
     /// Standing grants, by access: at most one each.
     standing: Vec<Arc<GrantInner>>,
     /// Names of layouts that are published.

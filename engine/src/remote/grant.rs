@@ -7,6 +7,7 @@ use kvferry_proto::{Access, GrantId, Incarnation, RegionId};
 
 use super::RemoteSpan;
 use crate::error::Error;
+use crate::time;
 
 /// A grant of a peer, read from its ticket. It runs on this process's clock from then on.
 #[derive(Clone, Debug)]
@@ -41,7 +42,7 @@ impl RemoteGrant {
             owner: ticket.owner,
             id: ticket.grant,
             access: ticket.access,
-            expires: Instant::now().checked_add(Duration::from_millis(ticket.remaining_ms)),
+            expires: time::now().checked_add(Duration::from_millis(ticket.remaining_ms)),
             spans,
         })
     }
@@ -67,8 +68,7 @@ impl RemoteGrant {
     /// What is left of its time.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.expires
-            .map_or(Duration::MAX, |expires| expires.saturating_duration_since(Instant::now()))
+        self.expires.map_or(Duration::MAX, |expires| expires.saturating_duration_since(time::now()))
     }
 
     /// The spans that it covers, sorted by region and offset.

@@ -6,7 +6,7 @@ mod sides;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvferry_proto::frame::limits;
 
@@ -89,7 +89,7 @@ impl Request {
         if let Some(found) = self.notification.as_ref().map(|n| n.len()).filter(|n| *n > limit) {
             return Err(Error::NotificationTooLong { found, limit });
         }
-        let begun = Instant::now();
+        let begun = time::now();
         let Resolved { incarnation, plan, regions, remotes } =
             Resolved::new(&self.peer, self.op, &self.local, &self.remote)?;
         let allowed = self.deadline.unwrap_or_else(|| {

@@ -29,7 +29,7 @@ impl Authority {
         request: &SliceRequest<'_>,
         wanted: Access,
     ) -> Result<(Self, SpanList), Status> {
-        let now = Instant::now();
+        let now = time::now();
         initiator.inbound.lock().check(lane, request.head.transfer)?;
         let remaining = Duration::from_micros(request.head.remaining_us);
         let mut authority = Self {
@@ -69,7 +69,10 @@ impl Authority {
 
     /// Whether all of it still holds. To be asked inside a passage.
     pub(super) fn check(&self) -> Result<(), Status> {
-        let now = Instant::now();
+        if planted!(LateWrite) {
+            return Ok(());
+        }
+        let now = time::now();
         if now >= self.deadline {
             return Err(Status::DeadlinePassed);
         }

@@ -1,6 +1,6 @@
 //! All engines that opened lanes to this one.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::inbound::Inbound;
 use crate::lanes::Lanes;
+use crate::time;
 
 /// How many initiators are remembered, with or without lanes.
 const MOST_INITIATORS: usize = 16_384;
@@ -34,7 +35,7 @@ pub(crate) struct Initiator {
 impl Initiator {
     /// It gave a sign of life.
     pub(crate) fn hear(&self) {
-        *self.heard.lock() = Instant::now();
+        *self.heard.lock() = time::now();
     }
 
     pub(crate) fn remove_lane(&self, id: LaneId) {
@@ -50,7 +51,7 @@ type SessionKey = (Incarnation, u64);
 pub(crate) struct Initiators {
     most_lanes: usize,
     dead_after: Duration,
-    known: Mutex<HashMap<SessionKey, Arc<Initiator>>>,
+    known: Mutex<BTreeMap<SessionKey, Arc<Initiator>>>,
 }
 
 impl Initiators {
@@ -74,7 +75,7 @@ impl Initiators {
                 incarnation: hello.initiator,
                 inbound: Mutex::new(Inbound::new(self.most_lanes)),
                 lanes: Lanes::default(),
-                heard: Mutex::new(Instant::now()),
+                heard: Mutex::new(time::now()),
                 dead_after: self.dead_after.max(pings),
             })
         });
@@ -85,7 +86,7 @@ impl Initiators {
 
     /// Reaps the lanes of initiators that are silent, and forgets those without lanes.
     pub(crate) fn sweep(&self) {
-        let now = Instant::now();
+        let now = time::now();
         let mut silent = Vec::new();
         self.known.lock().retain(|_, initiator| {
             let quiet = now.saturating_duration_since(*initiator.heard.lock());
@@ -116,7 +117,7 @@ impl Initiators {
 
 /// Makes room by forgetting who was silent for longest among those without lanes. False when all
 /// have lanes.
-fn forget_oldest(known: &mut HashMap<SessionKey, Arc<Initiator>>) -> bool {
+fn forget_oldest(known: &mut BTreeMap<SessionKey, Arc<Initiator>>) -> bool {
     let without_lanes = known.iter().filter(|(_, one)| one.inbound.lock().lane_count() == 0);
     let oldest = without_lanes.min_by_key(|(_, one)| *one.heard.lock()).map(|(key, _)| *key);
     oldest.is_some_and(|key| known.remove(&key).is_some())

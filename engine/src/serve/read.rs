@@ -51,7 +51,9 @@ impl Outgoing for DataFrame {
     fn load(&mut self, loader: &mut Loader<'_>) -> Load {
         let (authority, spans) = (&self.authority, &mut self.spans);
         let loaded = passage::enter(|| {
-            authority.check()?;
+            if !planted!(LateRead) {
+                authority.check()?;
+            }
             Ok(loader.load(spans))
         });
         match loaded {

@@ -99,7 +99,9 @@ impl RequestHandler {
         match control {
             Control::Cancel { transfer, floor } => {
                 self.observe(transfer, floor)?;
-                inbound.lock().cancel(transfer);
+                if !planted!(FalseFence) {
+                    inbound.lock().cancel(transfer);
+                }
                 passage::quiesce();
                 reply(lane, Reply::Cancelled { transfer });
             }
@@ -160,9 +162,12 @@ pub(super) fn deliver(
     transfer: TransferId,
     bytes: Arc<[u8]>,
 ) -> Status {
+    if planted!(LostNotification) {
+        return Status::Done;
+    }
     {
         let mut inbound = initiator.inbound.lock();
-        if inbound.is_delivered(transfer) {
+        if inbound.is_delivered(transfer) && !planted!(RepeatedNotification) {
             return Status::Done;
         }
         // A lane that is fenced announces nothing: the repeat that follows the fence does.

@@ -31,6 +31,7 @@ impl WriteLanding {
         };
         match landed {
             Landed::Whole => {}
+            Landed::Refused if planted!(FalseAck) => {}
             Landed::Refused => return Status::Cancelled,
             Landed::Fault => return Status::MemoryFault,
         }

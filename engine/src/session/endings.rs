@@ -122,6 +122,10 @@ impl<T: Clone> Session<T> {
             self.actions.push_back(Action::Send { lane, control });
         }
         let repeated = transfer.repeated();
+        if planted!(DoubleEnd) {
+            let (outcome, token) = (outcome.clone(), token.clone());
+            self.actions.push_back(Action::End { transfer: id, outcome, repeated, token });
+        }
         self.actions.push_back(Action::End { transfer: id, outcome, repeated, token });
     }
 

@@ -18,6 +18,7 @@ use crate::net::Endpoint;
 use crate::passage;
 use crate::plan::{Plan, Slice};
 use crate::registry::{Holder, RegionUse};
+use crate::time;
 
 /// Who can end a transfer: the peer's driver.
 pub(crate) trait Driver: Send + Sync {
@@ -181,7 +182,7 @@ impl Cargo {
         floor: TransferId,
         crc32c: Option<u32>,
     ) {
-        let remaining = self.terms.deadline.saturating_duration_since(Instant::now());
+        let remaining = self.terms.deadline.saturating_duration_since(time::now());
         let head = SliceHead {
             transfer: self.id(),
             floor,
@@ -221,7 +222,7 @@ impl Cargo {
                     slices: self.plan.slices().len() as u64,
                     repeated_slices: repeated,
                     transport,
-                    elapsed: self.terms.begun.elapsed(),
+                    elapsed: time::now().saturating_duration_since(self.terms.begun),
                 })
             }
             Outcome::Failed(cause, remote) => {

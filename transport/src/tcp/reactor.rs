@@ -1,6 +1,6 @@
 //! The threads that drive lanes: epoll, and nothing that blocks.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
@@ -32,7 +32,7 @@ pub struct ReactorConfig {
 struct Shared {
     registry: Registry,
     waker: Waker,
-    lanes: Mutex<HashMap<usize, Lane>>,
+    lanes: Mutex<BTreeMap<usize, Lane>>,
     kicked: Mutex<Vec<usize>>,
     next_token: AtomicUsize,
     stopping: AtomicBool,
@@ -51,10 +51,16 @@ impl Handle {
     }
 }
 
-/// A thread that drives lanes. Dropping it closes its lanes and ends the thread.
+/// Drives lanes, on a thread of its own or whenever [`Reactor::round`] is called. Dropping it closes
+/// its lanes and ends the thread.
 pub struct Reactor {
     handle: Handle,
-    thread: Option<JoinHandle<()>>,
+    driver: Driver,
+}
+
+enum Driver {
+    Thread(Option<JoinHandle<()>>),
+    Caller(Mutex<(Turns, Events)>),
 }
 
 impl Reactor {
@@ -63,11 +69,42 @@ impl Reactor {
     /// # Errors
     /// What the kernel says when it gives no thread, epoll or event descriptor.
     pub fn start(name: &str, config: ReactorConfig) -> io::Result<Self> {
+        let (handle, turns) = Self::prepare(config)?;
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || turns.run())?;
+        Ok(Self { handle, driver: Driver::Thread(Some(thread)) })
+    }
+
+    /// One without a thread: its lanes go on when [`Reactor::round`] is called, and only then. For
+    /// whoever has to decide what happens when, as a simulation does.
+    ///
+    /// # Errors
+    /// What the kernel says when it gives no epoll or event descriptor.
+    pub fn without_thread() -> io::Result<Self> {
+        let (handle, turns) = Self::prepare(ReactorConfig { spin: Duration::ZERO })?;
+        Ok(Self { handle, driver: Driver::Caller(Mutex::new((turns, events()))) })
+    }
+
+    /// Lets every lane of a reactor [without a thread](Reactor::without_thread) that has something to
+    /// do have one turn. Whether any had, and so may have more. Not to be called by a lane's handler.
+    ///
+    /// # Errors
+    /// What epoll says.
+    pub fn round(&self) -> io::Result<bool> {
+        match &self.driver {
+            Driver::Thread(_) => Ok(false),
+            Driver::Caller(turns) => {
+                let (turns, events) = &mut *turns.lock();
+                turns.round(events, Some(Duration::ZERO))
+            }
+        }
+    }
+
+    fn prepare(config: ReactorConfig) -> io::Result<(Handle, Turns)> {
         let poll = Poll::new()?;
         let shared = Shared {
             registry: poll.registry().try_clone()?,
             waker: Waker::new(poll.registry(), WAKER)?,
-            lanes: Mutex::new(HashMap::new()),
+            lanes: Mutex::new(BTreeMap::new()),
             kicked: Mutex::new(Vec::new()),
             next_token: AtomicUsize::new(WAKER.0 + 1),
             stopping: AtomicBool::new(false),
@@ -75,8 +112,7 @@ impl Reactor {
         let handle = Handle(Arc::new(shared));
         let turns =
             Turns { poll, shared: handle.0.clone(), config, unfinished: Vec::new(), worked: false };
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || turns.run())?;
-        Ok(Self { handle, thread: Some(thread) })
+        Ok((handle, turns))
     }
 
     /// Takes over a connection whose hello is through.
@@ -89,7 +125,7 @@ impl Reactor {
         config: LaneConfig,
         handler: Arc<dyn LaneHandler>,
     ) -> io::Result<Lane> {
-        stream.set_nodelay(true)?;
+        socket::send_at_once(&stream)?;
         stream.set_nonblocking(true)?;
         let stream = mio::net::TcpStream::from_std(stream);
         let token = self.handle.0.next_token.fetch_add(1, Ordering::Relaxed);
@@ -120,10 +156,15 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        self.handle.0.stopping.store(true, Ordering::Release);
-        let _ = self.handle.0.waker.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        match &mut self.driver {
+            Driver::Thread(thread) => {
+                self.handle.0.stopping.store(true, Ordering::Release);
+                let _ = self.handle.0.waker.wake();
+                if let Some(thread) = thread.take() {
+                    let _ = thread.join();
+                }
+            }
+            Driver::Caller(turns) => turns.get_mut().0.close_all(),
         }
     }
 }
@@ -132,6 +173,10 @@ impl fmt::Debug for Reactor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reactor").field("lanes", &self.lane_count()).finish_non_exhaustive()
     }
+}
+
+fn events() -> Events {
+    Events::with_capacity(256)
 }
 
 /// What is left to do for a lane whose turn was over too soon.
@@ -153,41 +198,56 @@ struct Turns {
 
 impl Turns {
     fn run(mut self) {
-        let mut events = Events::with_capacity(256);
+        let mut events = events();
         let mut busy_until = Instant::now();
         while !self.shared.stopping.load(Ordering::Acquire) {
             let spinning = !self.unfinished.is_empty() || Instant::now() < busy_until;
             let timeout = if spinning { Some(Duration::ZERO) } else { None };
-            match self.poll.poll(&mut events, timeout) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    tracing::error!(%error, "epoll failed; the lanes of this thread are closed");
-                    break;
-                }
-            }
-            self.worked = false;
-            for turn in std::mem::take(&mut self.unfinished) {
-                self.turn(turn);
-            }
-            for event in &events {
-                if event.token() != WAKER {
-                    let receive = event.is_readable() || event.is_read_closed() || event.is_error();
-                    let send = event.is_writable();
-                    self.turn(Turn { token: event.token().0, receive, send });
-                }
-            }
-            let kicked = std::mem::take(&mut *self.shared.kicked.lock());
-            for token in kicked {
-                self.turn(Turn { token, receive: true, send: true });
+            if let Err(error) = self.round(&mut events, timeout) {
+                tracing::error!(%error, "epoll failed; the lanes of this thread are closed");
+                break;
             }
             // Not after an event whose cause another thread has dealt with: that one looks already.
             if self.worked && !self.config.spin.is_zero() {
                 busy_until = Instant::now() + self.config.spin;
             }
         }
-        let lanes: Vec<Lane> = self.shared.lanes.lock().drain().map(|(_, lane)| lane).collect();
-        for lane in lanes {
+        self.close_all();
+    }
+
+    /// Waits for events, for as long as `timeout` says, and gives every lane that has something to do
+    /// one turn. Whether any had.
+    fn round(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<bool> {
+        self.worked = false;
+        match self.poll.poll(events, timeout) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        let mut turns = 0;
+        for turn in std::mem::take(&mut self.unfinished) {
+            self.turn(turn);
+            turns += 1;
+        }
+        for event in &*events {
+            if event.token() != WAKER {
+                let receive = event.is_readable() || event.is_read_closed() || event.is_error();
+                let send = event.is_writable();
+                self.turn(Turn { token: event.token().0, receive, send });
+                turns += 1;
+            }
+        }
+        let kicked = std::mem::take(&mut *self.shared.kicked.lock());
+        for token in kicked {
+            self.turn(Turn { token, receive: true, send: true });
+            turns += 1;
+        }
+        Ok(turns > 0)
+    }
+
+    fn close_all(&self) {
+        let lanes = std::mem::take(&mut *self.shared.lanes.lock());
+        for lane in lanes.into_values() {
             self.close(&lane, &CloseReason::Local);
         }
     }

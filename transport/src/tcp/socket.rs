@@ -47,6 +47,14 @@ pub(super) fn send(socket: RawFd, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
+/// Has small frames sent at once, where the socket is of a kind that would wait for more.
+pub(super) fn send_at_once(stream: &std::net::TcpStream) -> io::Result<()> {
+    match stream.set_nodelay(true) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+        result => result,
+    }
+}
+
 /// Holds back wake-ups until this many bytes are there.
 pub(super) fn set_receive_low_water(socket: RawFd, bytes: u32) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
