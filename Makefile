@@ -14,9 +14,13 @@ quickstart: ## Move a KV cache between two processes, pushed and pulled, and sho
 test: ## Run every test that needs no root, no network and no other program.
 	$(CARGO) test --locked --workspace
 
+.PHONY: simulate
+simulate: ## Run whole engines in virtual time (KVFERRY_SEED=n repeats one run).
+	$(CARGO) test --locked -p kvferry-tests --test sim engines -- --nocapture
+
 .PHONY: soak
-soak: ## Run the two-ends simulation on fresh seeds (SEEDS=n, default 100000).
-	KVFERRY_SEEDS=$${SEEDS:-100000} $(CARGO) test --locked --release -p kvferry-engine --lib pair
+soak: ## Simulate with fresh seeds for a while (SECONDS=n, default 600).
+	KVFERRY_SOAK_SECONDS=$${SECONDS:-600} $(MAKE) simulate
 
 .PHONY: test-all
 test-all: test ## Run every test, those that need set-up included (SETUP=1 does it).

@@ -84,6 +84,11 @@ impl Inbox {
         self.arrived_async.notify_one();
     }
 
+    #[cfg(feature = "simulation")]
+    pub(crate) fn waiting(&self) -> Vec<Notification> {
+        self.waiting.lock().iter().cloned().collect()
+    }
+
     pub(crate) fn pop(&self) -> Option<Notification> {
         self.waiting.lock().pop_front()
     }
@@ -248,4 +253,10 @@ fn parse_prefix(bytes: &[u8; FramePrefix::BYTES]) -> Option<FramePrefix> {
         head_bytes: prefix.head_bytes as usize,
         payload_bytes: prefix.payload_bytes as usize,
     })
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("incarnation", &self.incarnation).finish_non_exhaustive()
+    }
 }

@@ -27,11 +27,11 @@ impl WriteLanding {
     fn end(&mut self, landed: Landed) -> Status {
         let (authority, spans) = match &mut self.target {
             Ok(target) => target,
+            Err(_) if planted!(FalseAck) => return Status::Done,
             Err(status) => return *status,
         };
         match landed {
             Landed::Whole => {}
-            Landed::Refused if planted!(FalseAck) => {}
             Landed::Refused => return Status::Cancelled,
             Landed::Fault => return Status::MemoryFault,
         }

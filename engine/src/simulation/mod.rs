@@ -33,7 +33,7 @@ mod planted;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Hello, Welcome};
@@ -219,14 +219,18 @@ impl Node {
 
     /// Answers the hello of a lane whose other end is `stream`, and takes the lane up if it was
     /// admitted. `None` where the bytes are no hello.
-    pub fn accept(&self, hello: &[u8; Hello::BYTES], stream: OwnedFd) -> Option<Vec<u8>> {
+    pub fn accept(
+        &self,
+        hello: &[u8; Hello::BYTES],
+        stream: OwnedFd,
+    ) -> Option<[u8; Welcome::BYTES]> {
         let hello = Hello::decode(hello).ok()?;
         let admitted = accept::admit(&self.core, &hello);
-        let welcome: [u8; Welcome::BYTES] = admitted.welcome(&self.core).encode();
+        let welcome = admitted.welcome(&self.core).encode();
         if let Err(error) = admitted.take_up(&self.core, &hello, Ok(stream.into())) {
             tracing::debug!(%error, "no lane");
         }
-        Some(welcome.to_vec())
+        Some(welcome)
     }
 
     /// As [`crate::Engine::grant`].
@@ -255,6 +259,12 @@ impl Node {
         self.core.inbox.pop()
     }
 
+    /// The notifications that wait for the program, which stay where they are.
+    #[must_use]
+    pub fn waiting_notifications(&self) -> Vec<Notification> {
+        self.core.inbox.waiting()
+    }
+
     /// What is held now.
     #[must_use]
     pub fn status(&self) -> EngineStatus {
@@ -274,11 +284,25 @@ impl Node {
     }
 
     /// Ends a shutdown: everything ends now, whatever peers do, and every lane is closed.
-    pub fn close(self) {
+    #[must_use]
+    pub fn close(self) -> Remains {
         for peer in self.draining.lock().drain(..) {
             peer.close();
         }
         self.core.stop_reactors();
+        Remains(Arc::downgrade(&self.core))
+    }
+}
+
+/// What may be left of a node that was closed.
+#[derive(Debug)]
+pub struct Remains(Weak<Core>);
+
+impl Remains {
+    /// Whether nothing holds the engine's inside any more: no lane, no handler, no peer.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.0.strong_count() == 0
     }
 }
 

@@ -16,7 +16,7 @@ pub enum Bug {
     StaleIncarnation,
     /// A lane that is to be closed stays open.
     LeakedLane,
-    /// A write that was refused in part is confirmed.
+    /// A write that was refused is confirmed.
     FalseAck,
     /// A notification that is repeated is delivered again.
     RepeatedNotification,
