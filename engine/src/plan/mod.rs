@@ -79,18 +79,86 @@ impl Run {
 /// A range of runs that one frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    first: u32,
-    end: u32,
+    first_group: u32,
+    end_group: u32,
+    first_start: u32,
+    end_start: u32,
     /// Payload bytes: never 0.
     pub bytes: u32,
     /// Spans on each side.
     pub spans: u32,
 }
 
+impl Slice {
+    fn starting(group: u32, start: u32) -> Self {
+        let (first_group, end_group, first_start, end_start) = (group, group, start, start);
+        Self { first_group, end_group, first_start, end_start, bytes: 0, spans: 0 }
+    }
+
+    /// How many runs it has.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        (self.end_start - self.first_start) as usize
+    }
+}
+
+/// Where the first pair of a run starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Start {
+    local: u64,
+    remote: u64,
+}
+
+/// Runs that differ in nothing but where they start. Of pairs that do not merge only the starts are
+/// kept one by one: what is written once and read once is better small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Group {
+    bytes: u32,
+    count: u32,
+    local_stride: u32,
+    remote_stride: u32,
+    local: u16,
+    remote: u16,
+    /// How many runs.
+    runs: u32,
+}
+
+impl Group {
+    fn of(run: &Run) -> Self {
+        let Run { bytes, count, local_stride, remote_stride, local, remote, .. } = *run;
+        Self { bytes, count, local_stride, remote_stride, local, remote, runs: 1 }
+    }
+
+    /// Whether another run differs from these in nothing but its start.
+    #[inline]
+    fn has_room_for(&self, run: &Run) -> bool {
+        self.bytes == run.bytes
+            && self.count == 1
+            && run.count == 1
+            && self.local == run.local
+            && self.remote == run.remote
+    }
+
+    #[inline]
+    fn run(&self, start: &Start) -> Run {
+        Run {
+            local_offset: start.local,
+            remote_offset: start.remote,
+            bytes: self.bytes,
+            count: self.count,
+            local_stride: self.local_stride,
+            remote_stride: self.remote_stride,
+            local: self.local,
+            remote: self.remote,
+        }
+    }
+}
+
 /// What a transfer carries, cut into slices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    runs: Vec<Run>,
+    groups: Vec<Group>,
+    starts: Vec<Start>,
     slices: Vec<Slice>,
     pairs: u64,
     bytes: u64,
@@ -104,9 +172,14 @@ impl Plan {
     }
 
     /// The runs of one slice, in payload order.
-    #[must_use]
-    pub fn runs(&self, slice: &Slice) -> &[Run] {
-        &self.runs[slice.first as usize..slice.end as usize]
+    pub fn runs(&self, slice: &Slice) -> impl Iterator<Item = Run> + '_ {
+        let mut starts = &self.starts[slice.first_start as usize..slice.end_start as usize];
+        let groups = &self.groups[slice.first_group as usize..slice.end_group as usize];
+        groups.iter().flat_map(move |group| {
+            let (own, others) = starts.split_at(group.runs as usize);
+            starts = others;
+            own.iter().map(|start| group.run(start))
+        })
     }
 
     /// How many pairs were given.
@@ -118,7 +191,7 @@ impl Plan {
     /// How many descriptors are left after coalescing.
     #[must_use]
     pub fn descriptors(&self) -> usize {
-        self.runs.len()
+        self.starts.len()
     }
 
     /// Bytes of all slices together.
@@ -144,8 +217,8 @@ impl Planner {
     #[must_use]
     pub fn new(limits: PlanLimits, pairs: usize) -> Self {
         let mut plan = Plan::default();
-        plan.runs.reserve(pairs);
-        Self { limits, plan, open: None, slice: Slice { first: 0, end: 0, bytes: 0, spans: 0 } }
+        plan.starts.reserve(pairs);
+        Self { limits, plan, open: None, slice: Slice::starting(0, 0) }
     }
 
     /// Adds a pair. One of no bytes adds nothing.
@@ -202,22 +275,45 @@ impl Planner {
     }
 
     fn close_run(&mut self) {
-        if let Some(run) = self.open.take() {
-            self.slice.bytes += run.bytes * run.count;
-            self.slice.spans += run.count;
-            self.plan.runs.push(run);
+        let Some(run) = self.open.take() else { return };
+        self.slice.bytes += run.bytes * run.count;
+        self.slice.spans += run.count;
+        let start = Start { local: run.local_offset, remote: run.remote_offset };
+        if run.count == 2 {
+            // Two in a row are no pattern: among blocks in any order they come about by chance, and
+            // as two they cost less than half of what a run of its own does.
+            let single = Run { count: 1, local_stride: 0, remote_stride: 0, ..run };
+            let second = Start {
+                local: start.local + u64::from(run.local_stride),
+                remote: start.remote + u64::from(run.remote_stride),
+            };
+            self.keep(&single, start);
+            self.keep(&single, second);
+        } else {
+            self.keep(&run, start);
         }
+    }
+
+    #[inline]
+    fn keep(&mut self, run: &Run, start: Start) {
+        let of_slice = self.plan.groups.get_mut(self.slice.first_group as usize..);
+        match of_slice.and_then(<[Group]>::last_mut) {
+            Some(group) if group.has_room_for(run) => group.runs += 1,
+            _ => self.plan.groups.push(Group::of(run)),
+        }
+        self.plan.starts.push(start);
     }
 
     fn close_slice(&mut self) {
         self.close_run();
-        // A run has at least one byte, and 2^32 runs are 2^37 bytes of memory.
-        let end = u32::try_from(self.plan.runs.len()).unwrap_or(u32::MAX);
+        // A run has at least one byte, and 2^32 runs are 2^36 bytes of memory.
+        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        let (groups, starts) = (count(self.plan.groups.len()), count(self.plan.starts.len()));
         if self.slice.bytes > 0 {
-            self.slice.end = end;
+            (self.slice.end_group, self.slice.end_start) = (groups, starts);
             self.plan.slices.push(self.slice);
         }
-        self.slice = Slice { first: end, end, bytes: 0, spans: 0 };
+        self.slice = Slice::starting(groups, starts);
     }
 
     /// The plan.

@@ -199,9 +199,8 @@ impl Cargo {
         let rides = self.terms.op == Op::Write && self.plan.slices().len() == 1;
         let notification = self.terms.notification.as_deref().filter(|_| rides);
         head.encode(out, prefix, notification, |writer| {
-            let runs = self.plan.runs(slice);
-            writer.reserve(runs.len());
-            for run in runs {
+            writer.reserve(slice.runs());
+            for run in self.plan.runs(slice) {
                 let (grant, region) = self.remotes[usize::from(run.remote)];
                 writer.push(grant, region, run.descriptor());
             }
