@@ -41,3 +41,7 @@ bench: ## Compare transfers with raw sockets on this machine; writes out/transfe
 .PHONY: micro
 micro: ## Time planning, encoding and decoding (criterion).
 	$(CARGO) bench --locked -p kvbench
+
+.PHONY: instructions
+instructions: ## Count what a descriptor costs in instructions, and compare (callgrind).
+	.ci/instructions

@@ -1,0 +1,42 @@
+//! One piece of work, done once, for callgrind to count its instructions: `.ci/instructions` runs it.
+//! Times depend on the neighbours of the machine; instructions do not.
+#![forbid(unsafe_code)]
+
+mod cases;
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use cases::DESCRIPTORS;
+
+/// Callgrind counts what happens in here.
+#[inline(never)]
+fn counted<R>(work: impl FnOnce() -> R) -> R {
+    black_box(work())
+}
+
+#[expect(clippy::print_stdout, reason = "what it prints is read by a script")]
+fn main() -> ExitCode {
+    let name = std::env::args().nth(1).unwrap_or_default();
+    let planned = |pairs: Vec<_>| {
+        counted(|| cases::plan(black_box(&pairs)));
+    };
+    match name.as_str() {
+        "plan-apart" => planned(cases::apart()),
+        "plan-scattered" => planned(cases::scattered()),
+        "plan-strided" => planned(cases::strided()),
+        "encode" => {
+            let (descriptors, mut out) = (cases::descriptors(), Vec::new());
+            cases::encode_all(&descriptors[..1000], &mut out);
+            counted(|| cases::encode_all(black_box(&descriptors), &mut out));
+        }
+        "decode" => {
+            let frames = cases::frames(&cases::descriptors());
+            let inside = counted(|| cases::decode_all(black_box(&frames)));
+            assert_eq!(inside, Ok(DESCRIPTORS.into()));
+        }
+        // Cargo runs every benchmark, this one for nothing: it counts under callgrind only.
+        _ => println!("plan-apart plan-scattered plan-strided encode decode"),
+    }
+    ExitCode::SUCCESS
+}
