@@ -33,6 +33,7 @@
 //! | `peer` | the driver of one session | lanes |
 //! | `outreach` | what a session asks for that takes its time: handshakes, lanes, alarms | none |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
+//! | [`bootstrap`] | where workers of a prefill deployment register and are found; [`bootstrap::table`] is its state machine | sockets |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
 //! | `simulation` | engines in virtual time, driven by hand (feature `simulation`) | none |
 //! | `engine`, `builder`, `core`, `lanes`, `net`, `error`, `time` | the whole, its settings, addresses, errors | |
@@ -52,6 +53,7 @@ macro_rules! planted {
     };
 }
 
+pub mod bootstrap;
 mod builder;
 mod completion;
 mod control;
