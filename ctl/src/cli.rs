@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use kvferry_transport::rdma::device::HostRoot;
 
-use crate::{doctor, topology};
+use crate::{bootstrap, doctor, topology};
 
 /// Operates kvferry, the engine that moves KV caches between hosts.
 #[derive(Debug, Parser)]
@@ -21,6 +21,8 @@ pub struct Arguments {
 enum Command {
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
+    #[command(subcommand)]
+    Bootstrap(bootstrap::Command),
 }
 
 /// Which machine to look at.
@@ -57,6 +59,7 @@ impl Arguments {
         match &self.command {
             Command::Topology(arguments) => topology::run(arguments, environment),
             Command::Doctor(arguments) => doctor::run(arguments, environment),
+            Command::Bootstrap(command) => bootstrap::run(command, environment),
         }
     }
 }

@@ -5,11 +5,13 @@
 //! | [`cli`] | commands and their arguments |
 //! | [`topology`] | `kvctl topology`: which RDMA devices are used, with whom, and why not |
 //! | [`doctor`] | `kvctl doctor`: what would break or slow transfers on this host |
+//! | `bootstrap` | `kvctl bootstrap`: serve a bootstrap server, and ask one |
 //!
 //! Commands take the root of the file system and the environment as parameters, so that what they
 //! say of any machine can be tested.
 #![forbid(unsafe_code)]
 
+mod bootstrap;
 pub mod cli;
 pub mod doctor;
 mod page;

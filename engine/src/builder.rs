@@ -12,10 +12,11 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 
+use crate::bootstrap::BootstrapBuilder;
 use crate::control::client::ControlRuntime;
 use crate::control::{accept, server};
 use crate::core::{Core, Settings};
-use crate::engine::Engine;
+use crate::engine::{Addresses, Engine};
 use crate::error::Error;
 use crate::net::Endpoint;
 use crate::plan::PlanLimits;
@@ -41,6 +42,7 @@ pub struct EngineBuilder {
     notifications: usize,
     plan: PlanLimits,
     session: session::Settings,
+    bootstrap: Option<BootstrapBuilder>,
 }
 
 impl EngineBuilder {
@@ -64,6 +66,7 @@ impl EngineBuilder {
             notifications: 65_536,
             plan,
             session,
+            bootstrap: None,
         }
     }
 
@@ -173,6 +176,14 @@ impl EngineBuilder {
         self
     }
 
+    /// Serves a bootstrap server beside the engine, on its control thread and until its end:
+    /// [`Engine::bootstrap_address`] says where. A runtime that was set for it is not used.
+    #[must_use]
+    pub fn bootstrap(mut self, bootstrap: BootstrapBuilder) -> Self {
+        self.bootstrap = Some(bootstrap);
+        self
+    }
+
     /// Binds, and starts the engine.
     ///
     /// # Errors
@@ -261,9 +272,9 @@ fn run(
         let parts = start(builder, spawner).await;
         // The spawner sends it right after the thread began.
         let Ok(thread) = handle.await else { return };
-        let engine = parts.map(|Parts { core, address, lane_port }| {
+        let engine = parts.map(|Parts { core, addresses }| {
             let runtime = tokio::runtime::Handle::current();
-            Engine::new(core, &runtime, address, lane_port, stop, thread)
+            Engine::new(core, &runtime, addresses, stop, thread)
         });
         let failed = engine.is_err();
         // Whoever waited may have gone: then the engine goes too, but not by waiting for the
@@ -285,19 +296,11 @@ fn run(
 
 struct Parts {
     core: Arc<Core>,
-    address: Endpoint,
-    lane_port: u16,
+    addresses: Addresses,
 }
 
 async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Result<Parts, Error> {
-    let listen: Endpoint = match &builder.listen {
-        Some(address) => address.parse()?,
-        // Where there is no IPv6, every IPv4 address.
-        None => match bind(&Endpoint::new("::", 0)).await {
-            Ok(_) => Endpoint::new("::", 0),
-            Err(_) => Endpoint::new("0.0.0.0", 0),
-        },
-    };
+    let listen = listen_address(builder.listen.as_deref()).await?;
     let lane_listen = match &builder.lane_listen {
         Some(address) => address.parse()?,
         None => Endpoint::new(listen.host(), 0),
@@ -311,6 +314,11 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
     let lane_port = lanes_bound.port();
     let lane_address = match &builder.lane_advertise {
         Some(address) => Some(advertise(address, lanes_bound)?),
+        None => None,
+    };
+
+    let bootstrap = match builder.bootstrap {
+        Some(bootstrap) => Some(bootstrap.serving().await?),
         None => None,
     };
 
@@ -333,12 +341,28 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         Arc::new(Core::new(draw_incarnation()?, builder.registry, settings, outreach, reactors));
     tokio::spawn(server::serve(core.clone(), control, lane_port));
     tokio::spawn(accept::accept_lanes(core.clone(), lanes));
+    let bootstrap = bootstrap.map(|bootstrap| {
+        tokio::spawn(bootstrap.serve);
+        bootstrap.address
+    });
     let incarnation = core.incarnation;
     tracing::info!(%address, lane_port, %incarnation, security = "off", "engine started");
-    Ok(Parts { core, address, lane_port })
+    Ok(Parts { core, addresses: Addresses { control: address, lane_port, bootstrap } })
 }
 
-async fn bind(endpoint: &Endpoint) -> Result<(TcpListener, SocketAddr), Error> {
+/// Where to listen: as set, or on every address of this host, any port.
+pub(crate) async fn listen_address(set: Option<&str>) -> Result<Endpoint, Error> {
+    match set {
+        Some(address) => address.parse(),
+        // Where there is no IPv6, every IPv4 address.
+        None => Ok(match bind(&Endpoint::new("::", 0)).await {
+            Ok(_) => Endpoint::new("::", 0),
+            Err(_) => Endpoint::new("0.0.0.0", 0),
+        }),
+    }
+}
+
+pub(crate) async fn bind(endpoint: &Endpoint) -> Result<(TcpListener, SocketAddr), Error> {
     let failed = |source| Error::bind(endpoint, source);
     let listener = TcpListener::bind((endpoint.host(), endpoint.port())).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
@@ -357,7 +381,7 @@ fn draw_incarnation() -> Result<Incarnation, Error> {
 }
 
 /// An address that was set for peers: never a wildcard, never port 0.
-fn advertise(address: &str, bound: SocketAddr) -> Result<Endpoint, Error> {
+pub(crate) fn advertise(address: &str, bound: SocketAddr) -> Result<Endpoint, Error> {
     let endpoint: Endpoint = address.parse()?;
     if endpoint.is_wildcard() {
         let reason = "a wildcard names nobody: advertise an address that peers can reach";
@@ -368,7 +392,7 @@ fn advertise(address: &str, bound: SocketAddr) -> Result<Endpoint, Error> {
 }
 
 /// An address for peers where none was set.
-fn derive_address(listen: &Endpoint, bound: SocketAddr) -> Endpoint {
+pub(crate) fn derive_address(listen: &Endpoint, bound: SocketAddr) -> Endpoint {
     if !listen.is_wildcard() {
         return Endpoint::new(listen.host(), bound.port());
     }

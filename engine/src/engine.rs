@@ -31,10 +31,16 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// and its futures can be awaited on any. Dropping it shuts it down.
 pub struct Engine {
     core: Arc<Core>,
-    address: Endpoint,
-    lane_port: u16,
+    addresses: Addresses,
     stop: watch::Sender<bool>,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Where an engine is reached.
+pub(crate) struct Addresses {
+    pub(crate) control: Endpoint,
+    pub(crate) lane_port: u16,
+    pub(crate) bootstrap: Option<Endpoint>,
 }
 
 impl Engine {
@@ -47,13 +53,12 @@ impl Engine {
     pub(crate) fn new(
         core: Arc<Core>,
         runtime: &Handle,
-        address: Endpoint,
-        lane_port: u16,
+        addresses: Addresses,
         stop: watch::Sender<bool>,
         thread: JoinHandle<()>,
     ) -> Self {
         runtime.spawn(sweep(core.clone()));
-        Self { core, address, lane_port, stop, thread: Mutex::new(Some(thread)) }
+        Self { core, addresses, stop, thread: Mutex::new(Some(thread)) }
     }
 
     /// Leaves the control thread to end by itself.
@@ -72,13 +77,20 @@ impl Engine {
     /// The address to give to peers, with the port that was got.
     #[must_use]
     pub fn address(&self) -> &Endpoint {
-        &self.address
+        &self.addresses.control
     }
 
     /// The port on which lanes are accepted.
     #[must_use]
     pub fn lane_port(&self) -> u16 {
-        self.lane_port
+        self.addresses.lane_port
+    }
+
+    /// The address of the bootstrap server beside it, with the port that was got, where there is
+    /// one ([`EngineBuilder::bootstrap`]).
+    #[must_use]
+    pub fn bootstrap_address(&self) -> Option<&Endpoint> {
+        self.addresses.bootstrap.as_ref()
     }
 
     /// The registry whose regions it serves.
@@ -179,7 +191,7 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("incarnation", &self.incarnation())
-            .field("address", &self.address)
+            .field("address", &self.addresses.control)
             .field("status", &self.status())
             .finish_non_exhaustive()
     }

@@ -26,6 +26,8 @@ pub struct Setup {
     pub notifications: Option<usize>,
     /// How many transfers may be open.
     pub open_transfers: Option<u64>,
+    /// Where a bootstrap server beside it listens.
+    pub bootstrap: Option<String>,
 }
 
 /// Which way a transfer goes.
@@ -146,6 +148,19 @@ pub enum Command {
         /// The contents to compare with.
         seed: Option<u64>,
     },
+    /// Register with a bootstrap server, and renew that from then on.
+    Register {
+        /// The server.
+        bootstrap: String,
+        /// The engine's name.
+        engine_id: String,
+        /// The rank of tensor parallelism.
+        tp_rank: u32,
+        /// For how long a registration counts.
+        lease_ms: u64,
+    },
+    /// How the registration goes.
+    Registration,
     /// What the engine and the process hold.
     Status,
     /// Shut the engine down.
@@ -250,6 +265,8 @@ pub enum Answer {
         lane_port: u16,
         /// Its incarnation.
         incarnation: u64,
+        /// Where the bootstrap server beside it is reached.
+        bootstrap: Option<String>,
     },
     /// The blocks that hold something else.
     Wrong(Vec<u32>),

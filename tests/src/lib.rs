@@ -2,6 +2,7 @@
 //!
 //! | module | what stands there |
 //! |---|---|
+//! | [`bootstrap`] | what a bootstrap server is asked, and has to answer |
 //! | [`hosts`] | other people's machines, from a page of facts to a tree of files |
 //! | [`command`] | what a test tells a peer process, and what that answers |
 //! | [`process`] | peer processes: started, told, stopped, woken, killed |
@@ -13,6 +14,7 @@
 //! standard input. The tests are in `tests/tests/`, a file for each kind of promise.
 #![forbid(unsafe_code)]
 
+pub mod bootstrap;
 pub mod command;
 pub mod hosts;
 pub mod pattern;

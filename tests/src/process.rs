@@ -26,6 +26,8 @@ pub struct Process {
     pub incarnation: u64,
     /// Where it accepts lanes.
     pub lane_port: u16,
+    /// Where the bootstrap server beside its engine is reached.
+    pub bootstrap: Option<String>,
 }
 
 /// A cache: how many blocks, how long each, and whether every peer may read and write them.
@@ -94,13 +96,14 @@ impl Process {
         let stdin = child.stdin.take().expect("it is piped");
         let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
         let (address, incarnation, lane_port) = (String::new(), 0, 0);
-        let mut process = Self { child, stdin, stdout, address, incarnation, lane_port };
+        let mut process =
+            Self { child, stdin, stdout, address, incarnation, lane_port, bootstrap: None };
         let Cache { blocks, block_bytes, share } = cache;
         let start = Command::Start { setup, blocks, block_bytes, share };
         match process.tell(&start) {
-            Answer::Started { address, lane_port, incarnation } => {
+            Answer::Started { address, lane_port, incarnation, bootstrap } => {
                 (process.address, process.lane_port) = (address, lane_port);
-                process.incarnation = incarnation;
+                (process.incarnation, process.bootstrap) = (incarnation, bootstrap);
             }
             other => panic!("{start:?}: {other:?}"),
         }
@@ -243,20 +246,7 @@ impl Process {
 
     /// Stops it, and returns when every thread of it has stopped: its sockets live, it does not.
     pub fn stop(&self) {
-        kill_process(self.pid(), Signal::STOP).expect("it runs");
-        let tasks = format!("/proc/{}/task", self.child.id());
-        let is_stopped = |task: PathBuf| {
-            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
-            // The state is the field behind the name, which is in brackets.
-            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
-        };
-        while !fs::read_dir(&tasks)
-            .expect("it runs")
-            .filter_map(Result::ok)
-            .all(|task| is_stopped(task.path()))
-        {
-            std::thread::yield_now();
-        }
+        stop(self.pid());
     }
 
     /// Wakes it after [`Process::stop`].
@@ -276,6 +266,27 @@ impl Drop for Process {
         // A stopped process dies too; one that is dead already is no error.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Stops a process, and returns when every thread of it has stopped.
+///
+/// # Panics
+/// Where it does not run.
+pub fn stop(pid: Pid) {
+    kill_process(pid, Signal::STOP).expect("it runs");
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    let is_stopped = |task: PathBuf| {
+        let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+        // The state is the field behind the name, which is in brackets.
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    };
+    while !fs::read_dir(&tasks)
+        .expect("it runs")
+        .filter_map(Result::ok)
+        .all(|task| is_stopped(task.path()))
+    {
+        std::thread::yield_now();
     }
 }
 

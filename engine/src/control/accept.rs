@@ -21,7 +21,7 @@ const MOST_UNKNOWN: usize = 1024;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The wait after the system refused a connection, for want of descriptors for example.
-pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts lanes for as long as the engine's runtime lives.
 pub(crate) async fn accept_lanes(core: Arc<Core>, listener: TcpListener) {

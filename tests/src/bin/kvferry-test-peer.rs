@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use kvferry_engine::bootstrap::{self, Bootstrap};
 use kvferry_engine::{
     Access, Engine, Grant, Incarnation, Layout, LayoutView, Peer, Region, Registry, RemoteGrant,
     RemoteLayout, RemoteSpans, Transfer,
@@ -25,6 +26,7 @@ struct Host {
     remotes: HashMap<String, RemoteLayout>,
     transfers: HashMap<String, Transfer>,
     grants: HashMap<String, Grant>,
+    held: Option<bootstrap::Held>,
 }
 
 fn main() -> Result<()> {
@@ -63,6 +65,7 @@ async fn obey(host: &mut Option<Host>, command: Command) -> Result<Answer> {
             address: engine.address().to_string(),
             lane_port: engine.lane_port(),
             incarnation: engine.incarnation().0,
+            bootstrap: engine.bootstrap_address().map(ToString::to_string),
         };
         *host = Some(started);
         return Ok(answer);
@@ -109,6 +112,9 @@ impl Host {
         if let Some(transfers) = setup.open_transfers {
             builder = builder.open_transfers(transfers);
         }
+        if let Some(listen) = &setup.bootstrap {
+            builder = builder.bootstrap(Bootstrap::builder().listen(listen));
+        }
         let engine = builder.start().await?;
         let cache = registry.allocate(blocks * block_bytes)?;
         let layout =
@@ -127,6 +133,7 @@ impl Host {
             remotes: HashMap::new(),
             transfers: HashMap::new(),
             grants: HashMap::new(),
+            held: None,
         })
     }
 
@@ -189,6 +196,21 @@ impl Host {
             }
             Command::NextNotification { patience_ms, seed } => {
                 return self.next_notification(patience_ms, seed);
+            }
+            Command::Register { bootstrap, engine_id, tp_rank, lease_ms } => {
+                let rank = bootstrap::Rank { tp: tp_rank, ..bootstrap::Rank::default() };
+                let address = bootstrap::WorkerAddress::new(self.engine.address().clone())?;
+                let registration = bootstrap::Registration {
+                    incarnation: Some(self.engine.incarnation()),
+                    lease: Some(Duration::from_millis(lease_ms)),
+                    ..bootstrap::Registration::new(&engine_id, rank, address)
+                };
+                let held = bootstrap::Client::new(&bootstrap)?.hold(registration)?;
+                held.wait(Duration::from_secs(10))?;
+                self.held = Some(held);
+            }
+            Command::Registration => {
+                self.held.as_ref().and_then(bootstrap::Held::state).context("no attempt yet")??;
             }
             Command::Start { .. } | Command::Status | Command::Shutdown { .. } => {}
         }

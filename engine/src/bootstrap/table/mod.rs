@@ -51,7 +51,8 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use history::History;
@@ -66,6 +67,9 @@ use crate::time;
 
 /// How many addresses are to be tried at once.
 pub const PROBES_AT_ONCE: usize = 64;
+
+/// How many changes wait to be asked for: of more, the oldest are dropped.
+pub const CHANGES: usize = 4096;
 
 /// How often a registration may ask for more probes: enough for as many workers as a table holds
 /// by default, and no more, whatever others do meanwhile.
@@ -130,6 +134,32 @@ impl Pending {
     }
 }
 
+/// What became of a worker, for whoever keeps a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The worker's rank.
+    pub rank: Rank,
+    /// Where it is, or was, reached.
+    pub address: WorkerAddress,
+    /// Its engine.
+    pub engine_id: Arc<str>,
+    /// What became of it.
+    pub what: Happened,
+}
+
+/// What became of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happened {
+    /// It registered, and was not there before.
+    Joined,
+    /// Another took its rank, or its engine's.
+    Replaced,
+    /// It did not renew its lease.
+    Expired,
+    /// Its address accepted nothing for too long.
+    Silent,
+}
+
 /// Who has registered, and what is known of those before.
 #[derive(Debug)]
 pub struct Table {
@@ -139,6 +169,7 @@ pub struct Table {
     due: BTreeSet<(Instant, Rank)>,
     history: History,
     versions: u64,
+    changes: VecDeque<Change>,
 }
 
 impl Table {
@@ -151,6 +182,7 @@ impl Table {
             due: BTreeSet::new(),
             history: History::default(),
             versions: 0,
+            changes: VecDeque::new(),
         }
     }
 
@@ -210,7 +242,7 @@ impl Table {
             return Answer::Refused(refusal);
         }
         for rank in in_the_way {
-            self.remove(rank);
+            self.lose(rank, Happened::Replaced);
         }
         self.insert(now, pending.registration);
         Answer::Accepted
@@ -276,7 +308,11 @@ impl Table {
         let Registration { engine_id, rank, address, incarnation, sizes, lease } = registration;
         self.history.note(rank, incarnation, &engine_id);
         // A repeat that does not say who it is comes from the one that is there.
-        let known = self.remove(rank).filter(|known| known.address == address);
+        let known = self.remove(rank);
+        if known.is_none() {
+            self.note(rank, &address, &engine_id, Happened::Joined);
+        }
+        let known = known.filter(|known| known.address == address);
         let incarnation = incarnation.or(known.and_then(|known| known.incarnation));
         self.versions += 1;
         let version = Version(self.versions);
@@ -309,12 +345,34 @@ impl Table {
         Some(removed)
     }
 
+    fn lose(&mut self, rank: Rank, what: Happened) {
+        let Some(engine) = self.engines.get(&rank.dp).map(|engine| engine.id.clone()) else {
+            return;
+        };
+        if let Some(lost) = self.remove(rank) {
+            self.note(rank, &lost.address, &engine, what);
+        }
+    }
+
+    fn note(&mut self, rank: Rank, address: &WorkerAddress, engine: &Arc<str>, what: Happened) {
+        if self.changes.len() == CHANGES {
+            self.changes.pop_front();
+        }
+        let (address, engine_id) = (address.clone(), engine.clone());
+        self.changes.push_back(Change { rank, address, engine_id, what });
+    }
+
+    /// What became of whom since this was last asked; the last [`CHANGES`] at the most.
+    pub fn changes(&mut self) -> impl Iterator<Item = Change> {
+        std::mem::take(&mut self.changes).into_iter()
+    }
+
     /// Forgets whose lease is over.
     fn expire(&mut self, now: Instant) {
         let past: Vec<Rank> = self.due.range(..=(now, LAST)).map(|(_, rank)| *rank).collect();
         for rank in past {
             if let Some(Worker { life: Life::Leased { .. }, .. }) = self.worker(rank) {
-                self.remove(rank);
+                self.lose(rank, Happened::Expired);
             }
         }
     }
@@ -358,7 +416,7 @@ impl Table {
             Verdict::Gone => {
                 let since = *silent_since.get_or_insert(now);
                 if now.saturating_duration_since(since) >= self.settings.forget_after {
-                    self.remove(probe.rank);
+                    self.lose(probe.rank, Happened::Silent);
                 }
             }
         }

@@ -154,3 +154,29 @@ fn what_is_remembered_of_ranks_that_nobody_holds_is_bounded() {
     }
     assert!(world.table.history.ranks() <= 16);
 }
+
+#[test]
+fn what_becomes_of_workers_is_told_once_and_boundedly() {
+    let mut world = World::new();
+    let lease = Some(SECOND);
+    world.register(Registration { lease, ..plain("a", rank(0, 0, 0), 1) }).unwrap();
+    world.register(Registration { lease, ..plain("a", rank(0, 0, 0), 1) }).unwrap();
+    world.pass(2 * SECOND);
+    world.register(named("a", rank(0, 0, 0), 1, 7)).unwrap();
+    world.register(named("b", rank(0, 0, 0), 2, 8)).unwrap();
+    let told: Vec<_> =
+        world.table.changes().map(|change| (change.engine_id, change.what)).collect();
+    let expected = [
+        ("a", Happened::Joined),
+        ("a", Happened::Expired),
+        ("a", Happened::Joined),
+        ("a", Happened::Replaced),
+        ("b", Happened::Joined),
+    ];
+    assert_eq!(told, expected.map(|(engine, what)| (engine.into(), what)));
+    assert_eq!(world.table.changes().count(), 0);
+    for incarnation in 0..CHANGES as u64 + 5 {
+        world.register(named("b", rank(0, 0, 0), 2, 100 + incarnation)).unwrap();
+    }
+    assert_eq!(world.table.changes().count(), CHANGES);
+}

@@ -1,0 +1,5 @@
+//! The server beside an engine.
+
+use kvferry_tests::bootstrap::server::Embedded;
+
+kvferry_tests::bootstrap_cases!(Embedded::start);
