@@ -65,7 +65,9 @@ impl Landing for WriteLanding {
             if storer.is_unhealthy() {
                 return Err(Status::Cancelled);
             }
-            authority.check()?;
+            if !planted!(LateWrite) {
+                authority.check()?;
+            }
             Ok(storer.store(spans))
         });
         match stored {

@@ -8,13 +8,19 @@ use kvferry_proto::LaneId;
 use kvferry_proto::frame::Hello;
 use kvferry_proto::message::VERSION_MAJOR;
 
+use crate::host::LifeId;
 use crate::random::contents;
 use crate::world::World;
 
 /// Whom no engine has met.
-pub(crate) const STRANGER: Incarnation = Incarnation(0x0bad_0bad_0bad_0bad);
+const STRANGER: Incarnation = Incarnation(0x0bad_0bad_0bad_0bad);
 
 impl World {
+    /// Whether a notification comes from a host and not from a stranger, whatever it calls itself.
+    pub(crate) fn is_host(&self, from: Incarnation) -> bool {
+        LifeId::of(from).host < self.hosts.len()
+    }
+
     /// A stranger opens a lane to a host, or tries to, says what it wants, and goes.
     pub(crate) fn attack(&mut self, host: usize) {
         let Some(life) = &self.hosts[host].life else { return };

@@ -38,7 +38,7 @@ pub(crate) enum Block {
 }
 
 /// Which process of which host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LifeId {
     pub(crate) host: usize,
     pub(crate) number: u64,
@@ -47,11 +47,11 @@ pub(crate) struct LifeId {
 impl LifeId {
     /// The process that has an incarnation.
     pub(crate) fn of(incarnation: Incarnation) -> Self {
-        let host = usize::try_from(incarnation.0 >> 32).expect("few hosts") - 1;
+        let host = usize::try_from(incarnation.0 >> 32).expect("few hosts").wrapping_sub(1);
         Self { host, number: incarnation.0 & 0xffff_ffff }
     }
 
-    fn incarnation(self) -> Incarnation {
+    pub(crate) fn incarnation(self) -> Incarnation {
         Incarnation(((self.host as u64 + 1) << 32) | self.number)
     }
 }

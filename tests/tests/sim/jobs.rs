@@ -19,7 +19,6 @@ use kvferry_engine::{
     TransferError,
 };
 
-use crate::attack::STRANGER;
 use crate::host::{BLOCK_BYTES, BOARD, BOARD_BLOCKS_EACH, Host, Life, LifeId, POOL, Use};
 use crate::random::contents;
 use crate::world::{Event, World};
@@ -118,7 +117,7 @@ impl World {
     pub(crate) fn begin_job(&mut self, kind: Kind, owner: usize, worker: usize) -> Option<JobId> {
         let id = self.jobs.len();
         let blocks = self.random.between(1, 12);
-        let worker_incarnation = self.known_incarnation(worker)?;
+        let worker_incarnation = self.listed(worker)?;
         let contents = contents(self.seed ^ (id as u64 + 1) << 20, blocks * BLOCK_BYTES);
         let ttl = self.random.millis(100, 6000);
         let (now, host) = (self.now, &mut self.hosts[owner]);
@@ -375,7 +374,7 @@ impl World {
             self.hosts[host].living(id).and_then(|life| life.node.try_notification())
         {
             // Anybody may say anything: whose word counts is the program's to decide.
-            if notification.from != STRANGER {
+            if self.is_host(notification.from) {
                 self.be_told(id, job_of(&notification));
             }
             if self.random.one_in(3) {

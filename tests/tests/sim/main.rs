@@ -1,6 +1,6 @@
 //! Whole engines in virtual time, on a network that delays, cuts, breaks and delivers late.
 //!
-//! The engines are real, from the caller's request to the bytes in registered memory: registry, plan,
+//! The engines and the bootstrap server's table are real, the engines from the caller's request to the bytes in registered memory: registry, plan,
 //! transfers, sessions, the owner's side, frames, lanes with their system calls. Simulated are the
 //! clock, the network between the lanes' sockets, and the control connections. Hosts are stopped and
 //! woken, killed and started again on the same address; processes give memory back that is in use.
@@ -12,6 +12,7 @@
 //! | `jobs` | what programs ask of their engines, and what they are owed at its end |
 //! | `promises` | the checks after every step |
 //! | `network` | connections: bytes that take their time |
+//! | `directory` | a bootstrap server's table, and who registers with it |
 //! | `control` | handshakes, tables and hellos between hosts |
 //! | `attack` | strangers who send what engines do not |
 //! | `random` | everything that is left to chance |
@@ -24,6 +25,7 @@
 
 mod attack;
 mod control;
+mod directory;
 mod host;
 mod jobs;
 mod network;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::attack::STRANGER;
 use crate::host::{BLOCK_BYTES, Block, Use};
 use crate::jobs::{Kind, job_of};
 use crate::world::World;
@@ -33,7 +32,7 @@ impl World {
     pub(crate) fn check_inbox(&mut self, host: usize) {
         let Some(life) = &self.hosts[host].life else { return };
         let waiting = life.node.waiting_notifications().into_iter();
-        for notification in waiting.filter(|notification| notification.from != STRANGER) {
+        for notification in waiting.filter(|notification| self.is_host(notification.from)) {
             let id = job_of(&notification);
             let job = &self.jobs[id];
             let moves_nothing_here = matches!(job.kind, Kind::Pull | Kind::Note);

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use kvferry_engine::plan::PlanLimits;
+use kvferry_engine::session;
 use kvferry_engine::simulation::{NodeSettings, set_time};
-use kvferry_engine::{Incarnation, session};
 
 use crate::control::{Control, ControlId, Message};
-use crate::host::Host;
+use crate::directory::Directory;
+use crate::host::{Host, LifeId};
 use crate::jobs::{Job, JobId, Kind};
 use crate::network::{Arrival, Network};
 use crate::random::Random;
@@ -37,6 +38,10 @@ pub(crate) enum Event {
     Begin,
     ReadInbox(usize),
     Sweep(usize),
+    /// A process renews its registration.
+    Register(LifeId),
+    /// A registration arrives.
+    Registered(LifeId),
     Fault,
     Start(usize),
     /// Nothing: a host that was stopped goes on.
@@ -53,6 +58,7 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) controls: BTreeMap<ControlId, Control>,
     pub(crate) next_control: ControlId,
+    pub(crate) directory: Directory,
     pub(crate) jobs: Vec<Job>,
     /// Jobs whose transfers are under way.
     pub(crate) open: BTreeSet<JobId>,
@@ -87,7 +93,7 @@ impl World {
         let count = random.between(2, 4);
         let most = [2 << 10, 12 << 10][random.below(2)];
         let window_bytes = random.between(512, most);
-        let has_strangers = random.one_in(4);
+        let (has_strangers, sized) = (random.one_in(4), random.one_in(3));
         let hosts = (0..count).map(|index| Host::new(index, count, settings, now)).collect();
         Self {
             seed,
@@ -99,6 +105,7 @@ impl World {
             network: Network::new(window_bytes),
             controls: BTreeMap::new(),
             next_control: 1,
+            directory: Directory::new(count, sized),
             jobs: Vec::new(),
             open: BTreeSet::new(),
             ends: BTreeMap::new(),
@@ -117,11 +124,6 @@ impl World {
         for word in what {
             self.trace_sum = (self.trace_sum ^ word).wrapping_mul(0x0000_0100_0000_01b3);
         }
-    }
-
-    /// What everybody takes for the incarnation of a host.
-    pub(crate) fn known_incarnation(&self, host: usize) -> Option<Incarnation> {
-        self.hosts[host].life.as_ref().map(|life| life.node.incarnation())
     }
 
     /// A storm, the calm after it, and the end.
@@ -145,6 +147,7 @@ impl World {
         self.calm_down();
         self.run_for(CALM);
         self.check_over();
+        self.check_directory();
         self.check_that_all_works();
         self.run_for(IDLE * 2);
         self.check_at_rest();
@@ -157,6 +160,9 @@ impl World {
             self.trace(&[1, incarnation.0]);
             let at = self.now + self.random.millis(1, 200);
             self.at(at, Event::ReadInbox(host));
+            if let Some(life) = self.hosts[host].id() {
+                self.register(life);
+            }
         }
     }
 
@@ -202,6 +208,8 @@ impl World {
             Event::Ticket(job) | Event::Cancel(job) => Some(self.jobs[*job].worker),
             Event::Patience(job) => Some(self.jobs[*job].owner.host),
             Event::ReadInbox(host) | Event::Sweep(host) => Some(*host),
+            Event::Register(life) => Some(life.host),
+            Event::Registered(_) => None,
             Event::Arrival(_) | Event::Begin | Event::Fault | Event::Start(_) | Event::Wake(_) => {
                 None
             }
@@ -240,6 +248,8 @@ impl World {
                 }
                 self.settle(host);
             }
+            Event::Register(life) => self.register(life),
+            Event::Registered(life) => self.be_registered(life),
             Event::Fault => self.go_wrong(),
             Event::Start(host) => self.start(host),
             Event::Wake(host) => self.settle(host),

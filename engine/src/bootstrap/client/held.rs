@@ -70,7 +70,8 @@ impl Client {
     }
 }
 
-/// Returns only where going on makes no sense.
+/// Goes on for as long as it is polled. Also when another was taken to have replaced this worker: the
+/// server may have been wrong, and finds out by this.
 async fn renew(client: &Client, registration: &Registration, lease: Duration, told: &State) {
     let period = lease / RENEWALS_PER_LEASE;
     // A renewal that takes as long as the lease comes too late.
@@ -78,7 +79,6 @@ async fn renew(client: &Client, registration: &Registration, lease: Duration, to
     loop {
         let began = Instant::now();
         let outcome = client.register(registration).await;
-        let is_over = matches!(outcome, Err(ClientError::Superseded { .. }));
         match (&outcome, &*told.last.lock()) {
             (Err(error), None | Some(Ok(()))) => {
                 tracing::warn!(%error, rank = %registration.rank, "not registered");
@@ -91,16 +91,12 @@ async fn renew(client: &Client, registration: &Registration, lease: Duration, to
         let wait = if outcome.is_ok() { period } else { period.min(MOST_WAIT) };
         *told.last.lock() = Some(outcome);
         told.changed.notify_all();
-        if is_over {
-            return;
-        }
         sleep(wait.saturating_sub(began.elapsed()).max(period / 10)).await;
     }
 }
 
 impl Held {
-    /// How the last attempt went: `None` before the first has ended. After
-    /// [`ClientError::Superseded`] there is no further one.
+    /// How the last attempt went: `None` before the first has ended.
     #[must_use]
     pub fn state(&self) -> Option<Result<(), ClientError>> {
         self.state.last.lock().clone()

@@ -25,7 +25,9 @@
 //! **Who gives way.** The same worker repeating itself is always accepted. Where both have an
 //! incarnation, the one that *first* registered later is the newer, and takes the rank (or, with
 //! another engine id, the whole `dp_rank`) at once; the table remembers the order, so that a late
-//! repeat of the older is refused, also when the newer has gone meanwhile. An engine that was
+//! repeat of the older is refused, also when the newer has gone meanwhile. Only one that goes on
+//! registering for a vacant rank, for as long as its lease, has it back: it lives, and the other was
+//! the late one. An engine that was
 //! replaced gets its `dp_rank` back only where its successor is gone: a rank of the old engine
 //! that is merely late has an incarnation that nobody has seen, too. Wherever one of the two has
 //! no incarnation, or their sizes contradict each other, the one that is there stays for as long
@@ -39,6 +41,7 @@
 //! for the very registration that was asked about: if anything has changed meanwhile, more probes
 //! are asked for.
 
+mod claims;
 mod conflict;
 mod history;
 mod listing;
@@ -55,6 +58,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use claims::Claims;
 use history::History;
 pub use listing::{ListedEngine, ListedWorker, Listing};
 use refusal::millis;
@@ -168,6 +172,7 @@ pub struct Table {
     /// When something is to be done about whom.
     due: BTreeSet<(Instant, Rank)>,
     history: History,
+    claims: Claims,
     versions: u64,
     changes: VecDeque<Change>,
 }
@@ -181,6 +186,7 @@ impl Table {
             engines: BTreeMap::new(),
             due: BTreeSet::new(),
             history: History::default(),
+            claims: Claims::default(),
             versions: 0,
             changes: VecDeque::new(),
         }
@@ -210,9 +216,12 @@ impl Table {
     fn decide(&mut self, now: Instant, mut pending: Pending) -> Answer {
         self.expire(now);
         let registration = &pending.registration;
-        if let Err(refusal) = self.check(registration) {
+        let checked =
+            self.check(registration).and_then(|()| self.check_order(now, &pending.registration));
+        if let Err(refusal) = checked {
             return Answer::Refused(refusal);
         }
+        let registration = &pending.registration;
         let conflicts = self.conflicts(registration);
         let mut probes = Vec::new();
         for conflict in conflicts.iter().filter(|conflict| !conflict.yields) {
@@ -283,12 +292,19 @@ impl Table {
             let (least, most) = (millis(limits.least_lease), millis(limits.most_lease));
             within("lease_ms", millis(lease), least, most)?;
         }
-        if let Some(incarnation) = registration.incarnation
-            && let Some(by) = self.history.successor(rank, incarnation)
-        {
-            return Err(Refusal::Superseded { rank, incarnation, by });
-        }
         Ok(())
+    }
+
+    /// Whether a later incarnation has its rank.
+    fn check_order(&mut self, now: Instant, registration: &Registration) -> Result<(), Refusal> {
+        let rank = registration.rank;
+        let Some(incarnation) = registration.incarnation else { return Ok(()) };
+        let Some(by) = self.history.successor(rank, incarnation) else { return Ok(()) };
+        let long = registration.lease.unwrap_or(self.settings.forget_after);
+        let most = self.settings.limits.workers as usize;
+        let takes_back =
+            self.worker(rank).is_none() && self.claims.renew(now, rank, incarnation, long, most);
+        if takes_back { Ok(()) } else { Err(Refusal::Superseded { rank, incarnation, by }) }
     }
 
     /// Whether there is room for a worker once others are removed. For its engine there always is:
@@ -307,6 +323,7 @@ impl Table {
     fn insert(&mut self, now: Instant, registration: Registration) {
         let Registration { engine_id, rank, address, incarnation, sizes, lease } = registration;
         self.history.note(rank, incarnation, &engine_id);
+        self.claims.clear(rank);
         // A repeat that does not say who it is comes from the one that is there.
         let known = self.remove(rank);
         if known.is_none() {

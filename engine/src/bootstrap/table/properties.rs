@@ -87,13 +87,17 @@ struct Model {
 }
 
 impl Model {
-    fn accept(&mut self, registration: &Registration) {
+    fn accept(&mut self, registration: &Registration, was_vacant: bool) {
         if let Some(incarnation) = registration.incarnation {
             let order = self.order.entry(registration.rank).or_default();
             match order.iter().position(|known| *known == incarnation) {
                 None => order.push(incarnation),
                 Some(at) => {
-                    assert_eq!(at + 1, order.len(), "{registration:?} is older than {order:?}");
+                    // Unless it goes on after all others have stopped.
+                    let is_newest = at + 1 == order.len();
+                    assert!(is_newest || was_vacant, "{registration:?} is older than {order:?}");
+                    order.remove(at);
+                    order.push(incarnation);
                 }
             }
         }
@@ -153,6 +157,15 @@ fn run(events: Vec<Event>) {
     let mut model = Model::default();
     let (mut waiting, mut probes) = (Vec::<Pending>::new(), Vec::<Probe>::new());
     for event in events {
+        let is_over =
+            |worker: &Worker| matches!(worker.life, Life::Leased { until } if until <= now);
+        let held: BTreeSet<Rank> = table
+            .engines
+            .iter()
+            .flat_map(|(dp, engine)| engine.ranked(*dp))
+            .filter(|(_, worker)| !is_over(worker))
+            .map(|(rank, _)| rank)
+            .collect();
         let answered = match event {
             Event::Register(registration) => {
                 Some((registration.clone(), table.register(now, registration)))
@@ -190,7 +203,7 @@ fn run(events: Vec<Event>) {
         };
         match answered {
             Some((registration, Answer::Accepted)) => {
-                model.accept(&registration);
+                model.accept(&registration, !held.contains(&registration.rank));
                 let worker = table.worker(registration.rank).expect("it was accepted");
                 assert_eq!(worker.address, registration.address);
             }

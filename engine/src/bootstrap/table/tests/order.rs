@@ -50,6 +50,27 @@ fn an_older_incarnation_that_wakes_is_refused_also_when_the_newer_is_gone() {
 }
 
 #[test]
+fn a_worker_that_the_dead_were_taken_to_have_replaced_has_its_rank_back() {
+    let mut world = World::new();
+    let lease = Some(10 * SECOND);
+    let living = Registration { lease, ..named("a", rank(0, 0, 0), 1, 8) };
+    // Its predecessor's first and only registration is late.
+    let dead = Registration { lease, ..named("a", rank(0, 0, 0), 1, 7) };
+    world.register(living.clone()).unwrap();
+    world.register(dead.clone()).unwrap();
+    for _ in 0..7 {
+        assert!(matches!(world.register(living.clone()), Err(Refusal::Superseded { .. })));
+        world.pass(3 * SECOND);
+    }
+    assert_eq!(world.listing(), Listing::default(), "the dead one's lease is over");
+    world.pass(3 * SECOND);
+    world.register(living.clone()).unwrap();
+    assert_eq!(world.port(rank(0, 0, 0)), Some(1));
+    assert!(matches!(world.register(dead), Err(Refusal::Superseded { .. })));
+    world.register(living).unwrap();
+}
+
+#[test]
 fn a_worker_that_was_only_stopped_has_its_rank_back() {
     let mut world = World::new();
     let worker = Registration { lease: Some(SECOND), ..named("a", rank(0, 0, 0), 1, 7) };
