@@ -1,7 +1,8 @@
 //! The engine's run: the list of blocks as one or more transfers, submitted from one or more
-//! threads.
+//! threads, together or one after another.
 
 use std::ops::Range;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -20,21 +21,26 @@ pub(crate) struct EngineFacts {
     pub(crate) transport: &'static str,
     /// From submission to the caller's knowing of the end, of each transfer.
     pub(crate) latencies: Vec<Duration>,
+    /// Of that, the time until the call that submits had returned.
+    pub(crate) posts: Vec<Duration>,
     /// After coalescing, of all transfers together.
     pub(crate) descriptors: u64,
     /// Frames that carried them.
     pub(crate) slices: u64,
+    /// Lanes to the peer that were open at the end.
+    pub(crate) lanes: usize,
 }
 
 /// A transfer that has ended.
 #[derive(Debug)]
 pub(crate) struct Carried {
-    latency: Duration,
+    pub(crate) latency: Duration,
+    post: Duration,
     report: Report,
 }
 
 impl EngineFacts {
-    pub(crate) fn sum(threads: Vec<Vec<Carried>>) -> anyhow::Result<Self> {
+    pub(crate) fn sum(threads: Vec<Vec<Carried>>, lanes: usize) -> anyhow::Result<Self> {
         let carried: Vec<Carried> = threads.into_iter().flatten().collect();
         let transport = carried.first().context("no transfer was submitted")?.report.transport;
         ensure!(
@@ -44,8 +50,10 @@ impl EngineFacts {
         Ok(Self {
             transport,
             latencies: carried.iter().map(|carried| carried.latency).collect(),
+            posts: carried.iter().map(|carried| carried.post).collect(),
             descriptors: carried.iter().map(|carried| carried.report.descriptors).sum(),
             slices: carried.iter().map(|carried| carried.report.slices).sum(),
+            lanes,
         })
     }
 }
@@ -62,7 +70,12 @@ pub(crate) struct Blocks<'a> {
 
 impl Blocks<'_> {
     /// A transfer of the blocks `range` of the list.
-    fn request(&self, peer: &Peer, op: Op, range: Range<u64>) -> anyhow::Result<Request> {
+    pub(crate) fn request(
+        &self,
+        peer: &Peer,
+        op: Op,
+        range: Range<u64>,
+    ) -> anyhow::Result<Request> {
         let mut local: Vec<BlockList> = Vec::new();
         for part in self.here.parts(range.clone()) {
             let layout = self.locals.get(usize::try_from(part.layer)?).context("no such layer")?;
@@ -81,8 +94,9 @@ impl Blocks<'_> {
     }
 }
 
-/// The threads' work: each submits its transfers at once, then waits for them. The lists of blocks
-/// are made here, before the clock starts; resolving and planning them is the engine's work.
+/// The threads' work: each submits its transfers at once, then waits for them, or one after
+/// another. The lists of blocks are made here, before the clock starts; resolving and planning
+/// them is the engine's work.
 pub(crate) fn workers(
     load: &Load,
     peer: &Peer,
@@ -91,24 +105,49 @@ pub(crate) fn workers(
     let threads = split(0..blocks.here.shape().count(), load.threads.into());
     threads
         .map(|share| {
-            let requests: Vec<Request> = split(share, load.in_flight.into())
+            let length = share.end - share.start;
+            let transfers = match load.transfer_blocks {
+                Some(blocks) => length.div_ceil(blocks.max(1)),
+                None => load.in_flight.into(),
+            };
+            let requests: Vec<Request> = split(share, transfers)
                 .map(|range| blocks.request(peer, load.op, range))
                 .collect::<Result<_, _>>()?;
-            Ok(move || carry(requests))
+            let pause = load.pace.pause();
+            Ok(move || match pause {
+                None => together(requests),
+                Some(pause) => one_by_one(requests, pause),
+            })
         })
         .collect()
 }
 
-fn carry(requests: Vec<Request>) -> anyhow::Result<Vec<Carried>> {
+fn together(requests: Vec<Request>) -> anyhow::Result<Vec<Carried>> {
     let mut open = Vec::with_capacity(requests.len());
     for request in requests {
         let begun = Instant::now();
-        open.push((begun, request.submit().context("submitting a transfer")?));
+        let transfer = request.submit().context("submitting a transfer")?;
+        open.push((begun, begun.elapsed(), transfer));
     }
     open.into_iter()
-        .map(|(begun, transfer)| {
+        .map(|(begun, post, transfer)| {
             let report = transfer.wait().context("waiting for a transfer")?;
-            Ok(Carried { latency: begun.elapsed(), report })
+            Ok(Carried { latency: begun.elapsed(), post, report })
         })
         .collect()
+}
+
+/// Moves one after another, with a pause before each.
+pub(crate) fn one_by_one(requests: Vec<Request>, pause: Duration) -> anyhow::Result<Vec<Carried>> {
+    let carry = |request: Request| {
+        if !pause.is_zero() {
+            thread::sleep(pause);
+        }
+        let begun = Instant::now();
+        let transfer = request.submit().context("submitting a transfer")?;
+        let post = begun.elapsed();
+        let report = transfer.wait().context("waiting for a transfer")?;
+        Ok(Carried { latency: begun.elapsed(), post, report })
+    };
+    requests.into_iter().map(carry).collect()
 }

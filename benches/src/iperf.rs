@@ -21,10 +21,39 @@ impl Iperf {
     }
 
     /// Runs it for about two seconds; `None` where it is not installed.
-    pub(crate) fn measure() -> anyhow::Result<Option<Self>> {
+    fn measure() -> anyhow::Result<Option<Self>> {
         let Some(one_stream_gbps) = streams(1)? else { return Ok(None) };
         let Some(two_streams_gbps) = streams(2)? else { return Ok(None) };
         Ok(Some(Self { one_stream_gbps, two_streams_gbps }))
+    }
+}
+
+/// What there is to say about a floor's worth.
+#[derive(Debug)]
+pub(crate) enum Judge {
+    NotAsked,
+    /// The floor is between two hosts, of which iperf3 here knows nothing.
+    Elsewhere,
+    Missing,
+    Failed(anyhow::Error),
+    Said(Iperf),
+}
+
+impl Judge {
+    /// Asks iperf3 about this host's loopback.
+    pub(crate) fn ask() -> Self {
+        match Iperf::measure() {
+            Ok(Some(iperf)) => Self::Said(iperf),
+            Ok(None) => Self::Missing,
+            Err(error) => Self::Failed(error),
+        }
+    }
+
+    pub(crate) fn best_gbps(&self) -> Option<f64> {
+        match self {
+            Self::Said(iperf) => Some(iperf.best_gbps()),
+            _ => None,
+        }
     }
 }
 

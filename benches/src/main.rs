@@ -1,45 +1,49 @@
 //! Benchmarks of kvferry: how fast it moves blocks, beside how fast the machine can.
 //!
 //! ```text
-//!  initiator (this process)                      target (the same program, started by it)
-//!  ------------------------                      ----------------------------------------
-//!  pair: fill, clock, verify  -- JSON lines -->  target: fill, verify, processor time
-//!  engine_run: transfers      == the engine ==>  an engine that serves
-//!  floor: workers             == plain TCP  ==>  floor: the other half
+//!  initiator                                   target: a child, or `kvbench serve` elsewhere
+//!  ------------------------                    --------------------------------------------
+//!  pair: fill, clock, verify  -- control   --> session: fill, verify, processor time
+//!  engine_run: transfers      == the engine ==> an engine that serves
+//!  floor: workers             == plain TCP  ==> floor: the other half
 //! ```
 //!
 //! | module | what stands there |
 //! |---|---|
-//! | `cli`, `size` | the command line |
-//! | `transfer`, `quickstart` | the commands |
-//! | `series` | one combination: warm-up, calibration, interleaved runs, figures |
+//! | `cli`, `size`, `pace` | the command line |
+//! | `transfer`, `plot`, `quickstart`, `serve` | the commands |
+//! | `sweep`, `series` | all combinations; one: warm-up, calibration, interleaved runs, figures |
 //! | `pair`, `engine_run` | both processes, and one run of the engine |
-//! | `target`, `target_process`, `orders` | the other process, how it is led, what is said |
-//! | `side`, `shape`, `pattern` | what each process has: region, order of blocks, their content |
+//! | `control` | how the other process is found and led, what is said |
+//! | `side`, `shape`, `pattern`, `memory` | what each process has: region, order of blocks, content |
 //! | `floor`, `iperf` | the same work by code with one purpose, and what that is worth |
 //! | `measure`, `stats` | the clock, and what is made of what it says |
-//! | `report`, `table`, `progress` | figures for programs and people |
+//! | `report`, `output`, `table`, `progress` | figures for programs and people |
 #![forbid(unsafe_code)]
 
 mod cli;
+mod control;
 mod engine_run;
 mod floor;
 mod iperf;
 mod measure;
-mod orders;
+mod memory;
+mod output;
+mod pace;
 mod pair;
 mod pattern;
+mod plot;
 mod progress;
 mod quickstart;
 mod report;
 mod series;
+mod serve;
 mod shape;
 mod side;
 mod size;
 mod stats;
+mod sweep;
 mod table;
-mod target;
-mod target_process;
 mod transfer;
 
 use std::process::ExitCode;
@@ -55,8 +59,10 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let done = match Cli::parse().command {
         Command::Transfer(args) => transfer::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Plot(args) => plot::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
-        Command::Target => target::serve(),
+        Command::Target => serve::serve_parent(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -22,6 +22,8 @@ pub(crate) struct Clocked<T> {
     pub(crate) elapsed: Duration,
     /// Processor time of this process meanwhile.
     pub(crate) cpu: Duration,
+    /// Processor time of the other process meanwhile, once it was asked.
+    pub(crate) target_cpu: Duration,
     /// What each worker returned.
     pub(crate) results: Vec<T>,
 }
@@ -58,5 +60,5 @@ where
         results.push(result);
     }
     let (first, last) = clock.context("nothing to run: no worker was given")?;
-    Ok(Clocked { elapsed: last - first, cpu, results })
+    Ok(Clocked { elapsed: last - first, cpu, target_cpu: Duration::ZERO, results })
 }

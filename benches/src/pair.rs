@@ -1,6 +1,7 @@
 //! Both processes as one thing to measure: what is moved, by the engine or by the floor, is filled
 //! before and verified after, outside the clock.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -8,14 +9,18 @@ use kvferry_engine::{LayoutView, Peer, RemoteLayout};
 use tokio::runtime::Runtime;
 
 use crate::cli::Op;
-use crate::engine_run::{self, Blocks, EngineFacts};
-use crate::floor::{Connections, Job};
+use crate::control::{Answer, Link, Order, Whereabouts, unexpected};
+use crate::engine_run::{self, Blocks, Carried, EngineFacts};
+use crate::floor::{Connections, Job, Strategy};
 use crate::measure::{Clocked, race};
-use crate::orders::{Answer, Order};
+use crate::memory;
+use crate::pace::Pace;
 use crate::pattern::Mismatch;
 use crate::shape::{End, Placement, Shape};
 use crate::side::{Setup, Side};
-use crate::target_process::{TargetProcess, unexpected};
+
+/// How long the other process may be silent unless somebody says otherwise, in seconds.
+pub(crate) const PATIENCE_S: u64 = 10;
 
 /// How the engine is asked to carry the blocks.
 #[derive(Clone, Copy, Debug)]
@@ -25,11 +30,31 @@ pub(crate) struct Load {
     pub(crate) threads: u32,
     /// Transfers that each of them keeps open.
     pub(crate) in_flight: u32,
+    pub(crate) pace: Pace,
+    /// Blocks in each transfer, where they are moved one after another.
+    pub(crate) transfer_blocks: Option<u64>,
+}
+
+impl Load {
+    /// The floor's run of the same.
+    pub(crate) fn job(&self, part: u32, strategy: Strategy) -> Job {
+        let Self { op, threads, pace, transfer_blocks, .. } = *self;
+        Job { part, op, strategy, threads, pace, transfer_blocks }
+    }
+
+    /// Without the pauses, where there are some.
+    fn busy(&self, clocked: Duration, threads: impl Iterator<Item = Duration>) -> Duration {
+        match self.pace {
+            Pace::Bulk => clocked,
+            Pace::Hot | Pace::Cold => threads.max().unwrap_or(clocked),
+        }
+    }
 }
 
 /// What one run came to.
 #[derive(Debug)]
 pub(crate) struct Sample {
+    /// The pauses between transfers left out.
     pub(crate) elapsed: Duration,
     /// Processor time of this process.
     pub(crate) initiator_cpu: Duration,
@@ -39,46 +64,82 @@ pub(crate) struct Sample {
     pub(crate) mismatch: Option<Mismatch>,
 }
 
+/// Where the other process is, and how long it is waited for.
+#[derive(Clone, Debug)]
+pub(crate) struct Other {
+    pub(crate) whereabouts: Whereabouts,
+    pub(crate) patience: Duration,
+}
+
+impl Default for Other {
+    /// A process that is started here.
+    fn default() -> Self {
+        Self { whereabouts: Whereabouts::Here, patience: Duration::from_secs(PATIENCE_S) }
+    }
+}
+
+/// One shape of blocks in both regions.
+#[derive(Debug)]
+struct Part {
+    here: Placement,
+    there: Placement,
+    locals: Vec<LayoutView>,
+    remotes: Vec<RemoteLayout>,
+}
+
 /// The two processes.
 #[derive(Debug)]
 pub(crate) struct Pair {
     // Before the engine that it leads to, so that connections end at this end.
     peer: Peer,
     side: Side,
-    target: TargetProcess,
+    target: Link,
     runtime: Runtime,
     connections: Connections,
-    /// The order of the blocks at the target.
-    there: Placement,
-    locals: Vec<LayoutView>,
-    remotes: Vec<RemoteLayout>,
+    parts: Vec<Part>,
     round: u64,
     page_bytes: usize,
-    floor_port: u16,
+    floor: FloorDoor,
     shapes: u64,
 }
 
+/// Where the target accepts the floor's connections.
+#[derive(Clone, Copy, Debug)]
+struct FloorDoor {
+    address: SocketAddr,
+    token: u64,
+}
+
 impl Pair {
-    /// Starts the other process, and an engine in each.
-    pub(crate) fn start(setup: Setup) -> anyhow::Result<Self> {
-        let mut target = TargetProcess::spawn()?;
+    /// Finds the other process, and starts an engine in each.
+    pub(crate) fn start(setup: Setup, other: &Other) -> anyhow::Result<Self> {
+        // A child takes as much again.
+        let here = match other.whereabouts {
+            Whereabouts::Here => setup.region_bytes.saturating_mul(2),
+            Whereabouts::There(_) => setup.region_bytes,
+        };
+        memory::ensure_room(here, None)?;
+        let mut target = Link::open(&other.whereabouts, other.patience)?;
         target.order(&Order::Start(setup))?;
         // Both allocate at the same time.
-        let side = Side::start(End::Initiator, setup)?;
-        let (address, target_page_bytes, floor_port) = match target.answer()? {
-            Answer::Started { address, page_bytes, floor_port } => {
-                (address, page_bytes, floor_port)
-            }
-            other => return Err(unexpected(&other)),
-        };
+        let side = Side::start(End::Initiator, setup, target.local())?;
+        let (engine_port, target_page_bytes, floor) =
+            match target.answer_after_work(setup.region_bytes)? {
+                Answer::Started { engine_port, page_bytes, floor_port, floor_token } => {
+                    let address = target.remote(floor_port);
+                    (engine_port, page_bytes, FloorDoor { address, token: floor_token })
+                }
+                other => return Err(unexpected(&other)),
+            };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("starting a runtime")?;
+        let address = target.remote(engine_port).to_string();
         let peer = runtime
             .block_on(side.engine().connect(address.as_str()))
-            .context("connecting to the target's engine")?;
-        let there = side.placement_at(End::Target);
+            .context("connecting to the target's engine")
+            .map_err(|error| target.explain(error))?;
         let page_bytes = side.region().page_bytes().min(target_page_bytes);
         Ok(Self {
             peer,
@@ -86,36 +147,47 @@ impl Pair {
             target,
             runtime,
             connections: Connections::default(),
-            there,
-            locals: Vec::new(),
-            remotes: Vec::new(),
+            parts: Vec::new(),
             round: 0,
             page_bytes,
-            floor_port,
+            floor,
             shapes: 0,
         })
     }
 
-    /// Divides both regions into blocks of this shape.
-    pub(crate) fn place(&mut self, shape: Shape) -> anyhow::Result<()> {
-        self.shapes += 1;
-        // A name is told to peers once.
-        let name = format!("kvbench.{}", self.shapes);
-        self.target.tell(&Order::Place { name: name.clone(), shape })?;
-        self.side.place(shape)?;
-        self.there = self.side.placement_at(End::Target);
-        self.locals = self.side.layouts()?;
-        self.runtime.block_on(self.peer.ready()).context("asking the target for its layouts")?;
-        let remotes = (0..shape.layers).map(|layer| self.peer.layout(&format!("{name}.{layer}")));
-        self.remotes = remotes.collect::<Result<_, _>>().context("finding the target's layouts")?;
+    /// Divides both regions into blocks of these shapes, each a part.
+    pub(crate) fn place(&mut self, shapes: &[Shape]) -> anyhow::Result<()> {
+        self.parts.clear();
+        for (part, shape) in (0..).zip(shapes) {
+            self.shapes += 1;
+            // A name is told to peers once.
+            let name = format!("kvbench.{}", self.shapes);
+            let order = Order::Place { name: name.clone(), part, shape: *shape };
+            self.target.tell(&order, shape.bytes())?;
+            self.side.place(part, *shape)?;
+            self.runtime
+                .block_on(self.peer.ready())
+                .context("asking the target for its layouts")?;
+            let remotes =
+                (0..shape.layers).map(|layer| self.peer.layout(&format!("{name}.{layer}")));
+            self.parts.push(Part {
+                here: self.side.placement(part)?.clone(),
+                there: self.side.order(*shape, End::Target),
+                locals: self.side.layouts(part)?,
+                remotes: remotes
+                    .collect::<Result<_, _>>()
+                    .context("finding the target's layouts")?,
+            });
+        }
         Ok(())
     }
 
     /// Opens the floor's connections, for up to so many threads.
     pub(crate) fn open_floor(&mut self, threads: u32) -> anyhow::Result<()> {
         let target = &mut self.target;
-        let accept = |ports| target.tell(&Order::Accept { ports });
-        self.connections = Connections::open(self.floor_port, threads, accept)?;
+        let accept = |count| target.tell(&Order::Accept { count }, 0);
+        self.connections =
+            Connections::open(self.floor.address, self.floor.token, threads, accept)?;
         Ok(())
     }
 
@@ -124,63 +196,98 @@ impl Pair {
         self.page_bytes
     }
 
-    /// Has the engine carry every block once.
-    pub(crate) fn run_engine(&mut self, load: &Load) -> anyhow::Result<(Sample, EngineFacts)> {
-        self.fill(load.op)?;
-        let here = self.side.placement();
-        let (locals, remotes) = (&self.locals, &self.remotes);
-        let blocks = Blocks { here, there: &self.there, locals, remotes };
-        let workers = engine_run::workers(load, &self.peer, &blocks)?;
-        self.target.order(&Order::Cpu)?;
-        let before = self.target.cpu_answer()?;
-        let clocked = race(workers).map_err(|error| self.target.explain(error))?;
-        self.target.order(&Order::Cpu)?;
-        let after = self.target.cpu_answer()?;
-        let sample = self.sample(load.op, &clocked, after.saturating_sub(before))?;
-        Ok((sample, EngineFacts::sum(clocked.results)?))
+    /// The peer, and what transfers of a part are made of.
+    pub(crate) fn blocks(&self, part: u32) -> anyhow::Result<(&Peer, Blocks<'_>)> {
+        let part = self.parts.get(usize::try_from(part)?).context("no such part was placed")?;
+        let Part { here, there, locals, remotes } = part;
+        Ok((&self.peer, Blocks { here, there, locals, remotes }))
     }
 
-    /// Has the floor carry every block once.
-    pub(crate) fn run_floor(&mut self, job: &Job) -> anyhow::Result<Sample> {
-        self.fill(job.op)?;
-        let (region, placement) = (self.side.region(), self.side.placement());
-        let workers = self.connections.workers(job, region, placement)?;
-        self.target.order(&Order::Floor(*job))?;
+    /// Has the engine carry every block of the first part once.
+    pub(crate) fn run_engine(&mut self, load: &Load) -> anyhow::Result<(Sample, EngineFacts)> {
+        self.fill(0, load.op)?;
+        let (peer, blocks) = self.blocks(0)?;
+        let workers = engine_run::workers(load, peer, &blocks)?;
+        let clocked = self.clocked(|| race(workers))?;
+        let busy = |thread: &Vec<Carried>| thread.iter().map(|carried| carried.latency).sum();
+        let elapsed = load.busy(clocked.elapsed, clocked.results.iter().map(busy));
+        let mismatch = self.verify(0, load.op)?;
+        let sample = Sample { elapsed, mismatch, ..clocked.sample()? };
+        let lanes = self.peer.status().open_lanes;
+        Ok((sample, EngineFacts::sum(clocked.results, lanes)?))
+    }
+
+    /// Has the floor carry every block of the first part once. Beside the sample, how long each of
+    /// its transfers took.
+    pub(crate) fn run_floor(
+        &mut self,
+        load: &Load,
+        strategy: Strategy,
+    ) -> anyhow::Result<(Sample, Vec<Duration>)> {
+        self.fill(0, load.op)?;
+        let job = load.job(0, strategy);
+        let (region, placement) = (self.side.region(), self.side.placement(0)?);
+        let workers = self.connections.workers(&job, region, placement)?;
+        self.target.order(&Order::Floor(job))?;
         let before = self.target.cpu_answer()?;
         let op = job.op;
         let workers = workers.into_iter().map(|mut worker| move || worker.run(op)).collect();
-        let clocked = race(workers).map_err(|error| self.target.explain(error))?;
+        let mut clocked = race(workers).map_err(|error| self.target.explain(error))?;
         let after = self.target.cpu_answer()?;
-        self.sample(job.op, &clocked, after.saturating_sub(before))
+        clocked.target_cpu = after.saturating_sub(before);
+        let busy = |thread: &Vec<Duration>| thread.iter().sum();
+        let elapsed = load.busy(clocked.elapsed, clocked.results.iter().map(busy));
+        let mismatch = self.verify(0, op)?;
+        let sample = Sample { elapsed, mismatch, ..clocked.sample()? };
+        Ok((sample, clocked.results.into_iter().flatten().collect()))
+    }
+
+    /// Does something under the clock, and adds the target's processor time meanwhile.
+    pub(crate) fn clocked<T>(
+        &mut self,
+        work: impl FnOnce() -> anyhow::Result<Clocked<T>>,
+    ) -> anyhow::Result<Clocked<T>> {
+        self.target.order(&Order::Cpu)?;
+        let before = self.target.cpu_answer()?;
+        let mut clocked = work().map_err(|error| self.target.explain(error))?;
+        self.target.order(&Order::Cpu)?;
+        clocked.target_cpu = self.target.cpu_answer()?.saturating_sub(before);
+        Ok(clocked)
     }
 
     /// A new round's content at the source.
-    fn fill(&mut self, op: Op) -> anyhow::Result<()> {
+    pub(crate) fn fill(&mut self, part: u32, op: Op) -> anyhow::Result<()> {
         self.round += 1;
         let round = self.round;
+        let bytes = self.side.placement(part)?.shape().bytes();
         match op {
-            Op::Write => self.side.fill(round),
-            Op::Read => self.target.tell(&Order::Fill { round }),
+            Op::Write => self.side.fill(part, round),
+            Op::Read => self.target.tell(&Order::Fill { part, round }, bytes),
         }
     }
 
-    /// Checks the destination, now that the clock has stopped.
-    fn sample<T>(
-        &mut self,
-        op: Op,
-        clocked: &Clocked<T>,
-        target_cpu: Duration,
-    ) -> anyhow::Result<Sample> {
+    /// Checks the destination of the last round that was filled, now that the clock has stopped.
+    pub(crate) fn verify(&mut self, part: u32, op: Op) -> anyhow::Result<Option<Mismatch>> {
         let round = self.round;
-        let mismatch = match op {
-            Op::Read => self.side.verify(round)?,
-            Op::Write => match self.target.ask(&Order::Verify { round })? {
-                Answer::Verified { mismatch } => mismatch,
-                other => return Err(unexpected(&other)),
+        let bytes = self.side.placement(part)?.shape().bytes();
+        match op {
+            Op::Read => self.side.verify(part, round),
+            Op::Write => match self.target.ask_for_work(&Order::Verify { part, round }, bytes)? {
+                Answer::Verified { mismatch } => Ok(mismatch),
+                other => Err(unexpected(&other)),
             },
-        };
-        ensure!(!clocked.elapsed.is_zero(), "the clock stood still");
-        let (elapsed, initiator_cpu) = (clocked.elapsed, clocked.cpu);
-        Ok(Sample { elapsed, initiator_cpu, target_cpu, mismatch })
+        }
+    }
+}
+
+impl<T> Clocked<T> {
+    fn sample(&self) -> anyhow::Result<Sample> {
+        ensure!(!self.elapsed.is_zero(), "the clock stood still");
+        Ok(Sample {
+            elapsed: self.elapsed,
+            initiator_cpu: self.cpu,
+            target_cpu: self.target_cpu,
+            mismatch: None,
+        })
     }
 }

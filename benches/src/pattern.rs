@@ -10,7 +10,7 @@ use anyhow::Context;
 use kvferry_engine::Region;
 use serde::{Deserialize, Serialize};
 
-use crate::shape::Placement;
+use crate::shape::Block;
 
 /// From one word of a block to the next.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -57,13 +57,17 @@ impl Pattern {
         mix(mix(mix(self.seed) ^ self.round) ^ block)
     }
 
-    /// Puts the content of every block where `placement` says.
-    pub(crate) fn fill(self, region: &Region, placement: &Placement) -> anyhow::Result<()> {
+    /// Puts the content of every block where it lies.
+    pub(crate) fn fill(
+        self,
+        region: &Region,
+        blocks: impl IntoIterator<Item = Block>,
+    ) -> anyhow::Result<()> {
         let mut chunk = [0; CHUNK_BYTES];
-        each_chunk(placement, |block, at, bytes| {
+        each_chunk(blocks, |block, at, bytes| {
             let chunk = &mut chunk[..bytes];
-            write_words(chunk, word_at(self.base(block), at));
-            region.write_at(placement.offset(block) + at, chunk)
+            write_words(chunk, word_at(self.base(block.number), at));
+            region.write_at(block.offset + at, chunk)
         })
         .context("filling the source")
     }
@@ -72,21 +76,22 @@ impl Pattern {
     pub(crate) fn verify(
         self,
         region: &Region,
-        placement: &Placement,
+        blocks: impl IntoIterator<Item = Block>,
     ) -> anyhow::Result<Option<Mismatch>> {
         let mut chunk = [0; CHUNK_BYTES];
         let mut mismatch = None;
-        each_chunk(placement, |block, at, bytes| {
+        each_chunk(blocks, |block, at, bytes| {
             if mismatch.is_some() {
                 return Ok(());
             }
             let chunk = &mut chunk[..bytes];
-            let start = placement.offset(block) + at;
+            let start = block.offset + at;
             region.read_at(start, chunk)?;
-            let first = word_at(self.base(block), at);
+            let first = word_at(self.base(block.number), at);
             if !words_match(chunk, first) {
                 let wrong = first_difference(chunk, first);
                 let (byte, offset) = (at + wrong, start + wrong);
+                let block = block.number;
                 mismatch = Some(Mismatch { block, byte, offset, round: self.round });
             }
             Ok(())
@@ -96,15 +101,15 @@ impl Pattern {
     }
 }
 
-/// Calls `visit` with block number, start within the block and length, for every chunk.
+/// Calls `visit` with block, start within the block and length, for every chunk.
 fn each_chunk(
-    placement: &Placement,
-    mut visit: impl FnMut(u64, u64, usize) -> Result<(), kvferry_engine::Error>,
+    blocks: impl IntoIterator<Item = Block>,
+    mut visit: impl FnMut(&Block, u64, usize) -> Result<(), kvferry_engine::Error>,
 ) -> Result<(), kvferry_engine::Error> {
-    let block_bytes = placement.shape().block_bytes;
-    for block in 0..placement.shape().count() {
-        for at in (0..block_bytes).step_by(CHUNK_BYTES) {
-            let left = usize::try_from(block_bytes - at).unwrap_or(usize::MAX);
+    for block in blocks {
+        let block = &block;
+        for at in (0..block.bytes).step_by(CHUNK_BYTES) {
+            let left = usize::try_from(block.bytes - at).unwrap_or(usize::MAX);
             visit(block, at, left.min(CHUNK_BYTES))?;
         }
     }
@@ -153,11 +158,11 @@ mod tests {
     use kvferry_engine::Registry;
 
     use super::*;
-    use crate::shape::{End, Shape};
+    use crate::shape::{End, Placement, Shape};
 
     const BLOCK_BYTES: usize = 20_003;
     const BLOCK: u64 = BLOCK_BYTES as u64;
-    const SHAPE: Shape = Shape { layers: 2, blocks: 9, block_bytes: BLOCK };
+    const SHAPE: Shape = Shape { base: 64, layers: 2, blocks: 9, block_bytes: BLOCK };
 
     struct Filled {
         region: Region,
@@ -166,16 +171,16 @@ mod tests {
     }
 
     fn filled() -> Filled {
-        let region = Registry::new().allocate(SHAPE.bytes()).unwrap();
+        let region = Registry::new().allocate(64 + SHAPE.bytes()).unwrap();
         let placement = Placement::new(SHAPE, 5, End::Target, false);
         let pattern = Pattern { seed: 5, round: 3 };
-        pattern.fill(&region, &placement).unwrap();
+        pattern.fill(&region, placement.all()).unwrap();
         Filled { region, placement, pattern }
     }
 
     impl Filled {
         fn verify(&self) -> Option<Mismatch> {
-            self.pattern.verify(&self.region, &self.placement).unwrap()
+            self.pattern.verify(&self.region, self.placement.all()).unwrap()
         }
 
         fn block(&self, number: u64) -> Vec<u8> {
@@ -207,10 +212,12 @@ mod tests {
     fn a_block_of_an_earlier_round_is_seen() {
         let filled = filled();
         let new = filled.block(17);
-        Pattern { round: 2, ..filled.pattern }.fill(&filled.region, &filled.placement).unwrap();
+        Pattern { round: 2, ..filled.pattern }
+            .fill(&filled.region, filled.placement.all())
+            .unwrap();
         let stale = filled.block(17);
         assert_ne!(stale, new);
-        filled.pattern.fill(&filled.region, &filled.placement).unwrap();
+        filled.pattern.fill(&filled.region, filled.placement.all()).unwrap();
         filled.put(17, 0, &stale);
         assert_eq!(filled.verify().map(|m| (m.block, m.round)), Some((17, 3)));
     }
@@ -218,9 +225,11 @@ mod tests {
     #[test]
     fn a_block_torn_between_two_rounds_is_seen_where_it_is_torn() {
         let filled = filled();
-        Pattern { round: 2, ..filled.pattern }.fill(&filled.region, &filled.placement).unwrap();
+        Pattern { round: 2, ..filled.pattern }
+            .fill(&filled.region, filled.placement.all())
+            .unwrap();
         let stale = filled.block(2);
-        filled.pattern.fill(&filled.region, &filled.placement).unwrap();
+        filled.pattern.fill(&filled.region, filled.placement.all()).unwrap();
         let (from, to) = (17_000, 17_064);
         filled.put(2, from, &stale[17_000..17_064]);
         let seen = filled.verify().unwrap();

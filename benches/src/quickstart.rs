@@ -1,15 +1,14 @@
 //! `kvbench quickstart`: a model's KV cache from one process to another, for a first look.
 
 use std::fmt::Write as _;
-use std::io::{Write as _, stdout};
 
-use crate::cli::{Op, QuickstartArgs, Transport};
-use crate::pair::{Load, Pair};
-use crate::progress::Progress;
-use crate::report::{Report, Run};
-use crate::series::Series;
+use crate::cli::{MeasureArgs, Op, OpChoice, QuickstartArgs, Transport};
+use crate::output::Outputs;
+use crate::pace::Pace;
+use crate::pair::{Load, Other};
+use crate::report::Run;
 use crate::shape::Shape;
-use crate::side::Setup;
+use crate::sweep::{self, Combination};
 use crate::table::{Table, latency, rate, size};
 use crate::transfer::fail_on;
 
@@ -27,41 +26,30 @@ const BLOCK_BYTES: u32 = 2 * KV_HEADS * HEAD_DIM * BF16_BYTES * BLOCK_TOKENS;
 const BLOCKS: u32 = 64;
 
 const ITERATIONS: u32 = 9;
-const SEED: u64 = 1;
 
 /// Moves the cache by push and by pull, and says how that went.
 pub(crate) fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
-    let shape = Shape { layers: LAYERS, blocks: BLOCKS, block_bytes: BLOCK_BYTES.into() };
-    let mut report = Report { runs: Vec::new() };
-    if let Some(path) = &args.json {
-        report.write(path)?;
-    }
-    let setup = Setup { region_bytes: shape.bytes(), seed: SEED, contiguous: false };
-    let mut pair = Pair::start(setup)?;
-    pair.place(shape)?;
-    let mut progress = Progress::start();
-    let mut first_mismatch = None;
-    for op in [Op::Write, Op::Read] {
-        let series = Series {
-            shape,
-            load: Load { op, threads: 1, in_flight: 1 },
-            transport: Transport::Auto,
-            iterations: ITERATIONS,
-            floor: false,
-            contiguous: false,
-            seed: SEED,
-            iperf3_gbps: None,
-        };
-        let finished = series.measure(&mut pair, &mut progress)?;
-        first_mismatch = first_mismatch.or(finished.mismatch);
-        report.runs.push(finished.run);
-    }
-    drop(progress);
-    if let Some(path) = &args.json {
-        report.write(path)?;
-    }
-    stdout().write_all(page(shape, &report.runs).as_bytes())?;
-    fail_on(first_mismatch)
+    let shape = Shape { base: 0, layers: LAYERS, blocks: BLOCKS, block_bytes: BLOCK_BYTES.into() };
+    let combination = |op| {
+        let (pace, transfer_blocks) = (Pace::Bulk, None);
+        let load = Load { op, threads: 1, in_flight: 1, pace, transfer_blocks };
+        Combination { shape, load }
+    };
+    let measure = MeasureArgs {
+        transport: Transport::Auto,
+        op: vec![OpChoice::Both],
+        threads: vec![1],
+        in_flight: vec![1],
+        contiguous: false,
+        iterations: ITERATIONS,
+        floor: false,
+        seed: 1,
+    };
+    let outputs = Outputs::prepare(&args.output)?;
+    let combinations = [Op::Write, Op::Read].map(combination);
+    let swept = sweep::measure(&combinations, &measure, &Other::default(), &outputs)?;
+    outputs.finish(&swept.report, &page(shape, &swept.report.runs))?;
+    fail_on(swept.mismatch)
 }
 
 fn page(shape: Shape, runs: &[Run]) -> String {

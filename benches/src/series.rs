@@ -6,14 +6,15 @@ use anyhow::{Context, ensure};
 
 use crate::cli::Transport;
 use crate::engine_run::EngineFacts;
-use crate::floor::{Job, Strategy};
+use crate::floor::Strategy;
+use crate::pace::Pace;
 use crate::pair::{Load, Pair, Sample};
 use crate::pattern::Mismatch;
 use crate::progress::Progress;
-use crate::report::Run;
+use crate::report::{Run, SYSTEM};
 use crate::shape::Shape;
 use crate::size::Size;
-use crate::stats::{median, percentile, range};
+use crate::stats::{Percentiles, median, micros, range};
 
 /// How often a strategy is tried before one is chosen.
 const TRIES: u32 = 3;
@@ -54,13 +55,17 @@ struct Samples(Vec<Sample>);
 struct FloorRuns {
     strategy: Strategy,
     samples: Samples,
+    /// Of its transfers, run by run.
+    latencies: Vec<Vec<Duration>>,
 }
 
 /// All that the figures are made of.
 #[derive(Debug)]
 struct Measured {
     engine: Samples,
-    latencies: Vec<Duration>,
+    /// Of its transfers, run by run.
+    latencies: Vec<Vec<Duration>>,
+    posts: Vec<Duration>,
     /// Of the last run: they are all alike.
     facts: EngineFacts,
     floor: Option<FloorRuns>,
@@ -75,12 +80,7 @@ impl Series {
         pair: &mut Pair,
         progress: &mut Progress,
     ) -> anyhow::Result<Finished> {
-        let name = format!(
-            "{} {} in blocks of {}",
-            self.load.op,
-            size(self.shape.bytes())?,
-            size(self.shape.block_bytes)?
-        );
+        let name = self.name()?;
         let mut mismatch = None;
         let mut note = |carrier, sample: &Sample| {
             if mismatch.is_none() {
@@ -88,7 +88,7 @@ impl Series {
             }
         };
 
-        progress.show(format_args!("{name}: warming up"));
+        progress.begin(&name);
         let (warm_up, mut facts) = pair.run_engine(&self.load)?;
         note("the engine", &warm_up);
         ensure!(
@@ -103,12 +103,14 @@ impl Series {
                 progress.show(format_args!("{name}: calibrating the floor, {strategy}"));
                 note("the floor", sample);
             })?;
-            floor = Some(FloorRuns { strategy, samples: Samples::default() });
+            let (samples, latencies) = (Samples::default(), Vec::new());
+            floor = Some(FloorRuns { strategy, samples, latencies });
         }
 
         let (mut engine, mut latencies) = (Samples::default(), Vec::new());
+        let mut posts = Vec::new();
         for iteration in 0..self.iterations {
-            progress.show(format_args!("{name}: {} of {}", iteration + 1, self.iterations));
+            progress.advance(&name, iteration, self.iterations);
             // Whoever is first finds the caches as the last pair left them: they take turns.
             let floor_first = iteration % 2 == 1;
             if floor_first {
@@ -117,7 +119,8 @@ impl Series {
             let (sample, said) = pair.run_engine(&self.load)?;
             note("the engine", &sample);
             engine.0.push(sample);
-            latencies.extend_from_slice(&said.latencies);
+            latencies.push(said.latencies.clone());
+            posts.extend_from_slice(&said.posts);
             facts = said;
             if !floor_first {
                 self.add_floor(pair, &mut floor, &mut note)?;
@@ -126,6 +129,7 @@ impl Series {
         let measured = Measured {
             engine,
             latencies,
+            posts,
             facts,
             floor,
             page_bytes: pair.page_bytes(),
@@ -142,24 +146,40 @@ impl Series {
         note: &mut impl FnMut(&'static str, &Sample),
     ) -> anyhow::Result<()> {
         if let Some(floor) = floor {
-            let sample = pair.run_floor(&self.job(floor.strategy))?;
+            let (sample, latencies) = pair.run_floor(&self.load, floor.strategy)?;
             note("the floor", &sample);
             floor.samples.0.push(sample);
+            floor.latencies.push(latencies);
         }
         Ok(())
     }
 
-    /// The strategy whose median is the shortest.
+    fn name(&self) -> anyhow::Result<String> {
+        let Load { op, threads, in_flight, pace, .. } = self.load;
+        Ok(format!(
+            "{op} {} in blocks of {}, {pace}, {threads} x {in_flight}",
+            size(self.shape.bytes())?,
+            size(self.shape.block_bytes)?
+        ))
+    }
+
+    /// The strategy whose median is the shortest. Transfers one after another wait as the engine
+    /// does: there is nothing to choose.
     fn calibrate(
         &self,
         pair: &mut Pair,
         mut tried: impl FnMut(Strategy, &Sample),
     ) -> anyhow::Result<Strategy> {
+        if self.load.pace != Pace::Bulk {
+            let (warm_up, _) = pair.run_floor(&self.load, Strategy::PACED)?;
+            tried(Strategy::PACED, &warm_up);
+            return Ok(Strategy::PACED);
+        }
         let mut best: Option<(f64, Strategy)> = None;
         for strategy in Strategy::ALL {
             let mut samples = Samples::default();
             for _ in 0..TRIES {
-                let sample = pair.run_floor(&self.job(strategy))?;
+                let (sample, _) = pair.run_floor(&self.load, strategy)?;
                 tried(strategy, &sample);
                 samples.0.push(sample);
             }
@@ -171,63 +191,110 @@ impl Series {
         best.map(|(_, strategy)| strategy).context("the floor has no strategy")
     }
 
-    fn job(&self, strategy: Strategy) -> Job {
-        Job { op: self.load.op, strategy, threads: self.load.threads }
-    }
-
     fn figures(&self, measured: &Measured) -> anyhow::Result<Run> {
-        let Measured { engine, latencies, facts, .. } = measured;
+        let Measured { engine, facts, .. } = measured;
         let floor = measured.floor.as_ref();
         let bytes = self.shape.bytes();
-        let micros = |percent| -> anyhow::Result<f64> {
-            let latency = percentile(latencies, percent).context("no transfer was timed")?;
-            Ok(latency.as_secs_f64() * 1e6)
-        };
+        let times = Percentiles::of(&measured.latencies.concat()).context("nothing was timed")?;
+        let post = Percentiles::of(&measured.posts).context("nothing was submitted")?;
         let cpu = |sample: &Sample| sample.initiator_cpu + sample.target_cpu;
-        let floor_gbps = floor.map(|floor| floor.samples.gbps(bytes)).transpose()?;
+        let (gbps_min, gbps_max) = engine.gbps_range(bytes)?;
+        let of_floor = |figure: fn(&Samples, u64) -> anyhow::Result<f64>| {
+            floor.map(|floor| figure(&floor.samples, bytes)).transpose()
+        };
+        let floor_gbps = of_floor(Samples::gbps)?;
+        let floor_range = floor.map(|floor| floor.samples.gbps_range(bytes)).transpose()?;
         let ratios: Option<Vec<f64>> = floor.map(|floor| engine.ratios(&floor.samples));
         let ratio_range = ratios.as_deref().and_then(range);
-        let iperf3_gbps = self.iperf3_gbps.filter(|_| bytes >= RATE_BYTES);
+        let paced = floor.filter(|_| self.load.pace != Pace::Bulk);
+        let floor_times = paced.and_then(|floor| Percentiles::of(&floor.latencies.concat()));
+        let is_stream = bytes >= RATE_BYTES && self.load.pace == Pace::Bulk;
+        let iperf3_gbps = self.iperf3_gbps.filter(|_| is_stream);
         let counts = |(floor, iperf3)| floor >= FLOOR_WORTH * iperf3;
+        let transfers = facts.latencies.len();
         Ok(Run {
+            system: SYSTEM,
             transport: facts.transport,
+            lanes: facts.lanes,
             op: self.load.op,
+            pace: self.load.pace,
             block_bytes: self.shape.block_bytes,
             total_bytes: bytes,
+            transfers,
+            transfer_blocks: self.shape.count().div_ceil(u64::try_from(transfers)?.max(1)),
+            threads: self.load.threads,
+            in_flight: self.load.in_flight,
+            contiguous: self.contiguous,
+            iterations: self.iterations,
+            seed: self.seed,
+            verified: measured.verified,
             gbps: engine.gbps(bytes)?,
-            p50_us: micros(50)?,
-            p99_us: micros(99)?,
+            gbps_min,
+            gbps_max,
+            p50_us: times.p50_us,
+            p99_us: times.p99_us,
+            p999_us: times.p999_us,
+            post_us: post.p50_us,
+            block_us: engine.median_of(|sample| micros(sample.elapsed))?
+                / self.shape.count() as f64,
             cpu_s_per_gib: engine.per_gib(bytes, cpu)?,
-            initiator_cpu_s_per_gib: engine.per_gib(bytes, |sample| sample.initiator_cpu)?,
-            target_cpu_s_per_gib: engine.per_gib(bytes, |sample| sample.target_cpu)?,
+            initiator_cpu_s_per_gib: engine.initiator_cpu(bytes)?,
+            target_cpu_s_per_gib: engine.target_cpu(bytes)?,
+            descriptors: facts.descriptors,
+            slices: facts.slices,
+            page_kib: measured.page_bytes >> 10,
             floor_gbps,
+            floor_gbps_min: floor_range.map(|(slowest, _)| slowest),
+            floor_gbps_max: floor_range.map(|(_, fastest)| fastest),
             floor_ratio: ratios.as_deref().and_then(median),
             floor_ratio_min: ratio_range.map(|(smallest, _)| smallest),
             floor_ratio_max: ratio_range.map(|(_, largest)| largest),
+            floor_p50_us: floor_times.map(|times| times.p50_us),
+            floor_p99_us: floor_times.map(|times| times.p99_us),
+            floor_p999_us: floor_times.map(|times| times.p999_us),
+            p50_of_floor: paced.and_then(|floor| medians(&measured.latencies, &floor.latencies)),
+            p99_of_floor: floor_times.map(|floor| times.p99_us / floor.p99_us),
             floor_strategy: floor.map(|floor| floor.strategy.to_string()),
             floor_cpu_s_per_gib: floor
                 .map(|floor| floor.samples.per_gib(bytes, cpu))
                 .transpose()?,
+            floor_initiator_cpu_s_per_gib: of_floor(Samples::initiator_cpu)?,
+            floor_target_cpu_s_per_gib: of_floor(Samples::target_cpu)?,
             iperf3_gbps,
             floor_counts: floor_gbps.zip(iperf3_gbps).map(counts),
-            page_kib: measured.page_bytes >> 10,
-            verified: measured.verified,
-            iterations: self.iterations,
-            threads: self.load.threads,
-            transfers: facts.latencies.len(),
-            contiguous: self.contiguous,
-            descriptors: facts.descriptors,
-            slices: facts.slices,
-            seed: self.seed,
         })
     }
+}
+
+/// How many times as long the median transfer took as the other's: the median of the pairs.
+fn medians(own: &[Vec<Duration>], other: &[Vec<Duration>]) -> Option<f64> {
+    let p50 = |latencies: &Vec<Duration>| Percentiles::of(latencies).map(|times| times.p50_us);
+    let ratios: Option<Vec<f64>> =
+        own.iter().zip(other).map(|(own, other)| Some(p50(own)? / p50(other)?)).collect();
+    median(&ratios?)
 }
 
 impl Samples {
     /// 1e9 bytes a second.
     fn gbps(&self, bytes: u64) -> anyhow::Result<f64> {
+        median(&self.rates(bytes)).context("nothing was measured")
+    }
+
+    fn gbps_range(&self, bytes: u64) -> anyhow::Result<(f64, f64)> {
+        range(&self.rates(bytes)).context("nothing was measured")
+    }
+
+    fn rates(&self, bytes: u64) -> Vec<f64> {
         let rate = |sample: &Sample| bytes as f64 / sample.elapsed.as_secs_f64() / 1e9;
-        self.median_of(rate)
+        self.0.iter().map(rate).collect()
+    }
+
+    fn initiator_cpu(&self, bytes: u64) -> anyhow::Result<f64> {
+        self.per_gib(bytes, |sample| sample.initiator_cpu)
+    }
+
+    fn target_cpu(&self, bytes: u64) -> anyhow::Result<f64> {
+        self.per_gib(bytes, |sample| sample.target_cpu)
     }
 
     /// Seconds for every 2^30 bytes.

@@ -6,10 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::pattern::mix;
 
-/// What is moved: `layers` layers of `blocks` blocks of `block_bytes`, one behind the other in a
-/// region. Blocks are numbered through all layers.
+/// How many blocks there may be: beyond, their order alone takes more memory than most blocks.
+pub(crate) const MOST_BLOCKS: u64 = 1 << 24;
+
+/// As many layers as any model has, and more: each is a layout of its own.
+pub(crate) const MOST_LAYERS: u32 = 1024;
+
+/// What is moved: `layers` layers of `blocks` blocks of `block_bytes`, one behind the other from
+/// `base` on in a region. Blocks are numbered through all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
+    pub(crate) base: u64,
     pub(crate) layers: u32,
     pub(crate) blocks: u32,
     pub(crate) block_bytes: u64,
@@ -26,10 +33,40 @@ impl Shape {
         self.count() * self.block_bytes
     }
 
+    /// Refuses what is empty, has more blocks than there may be, or does not fit a region.
+    pub(crate) fn check(&self, region_bytes: u64) -> Result<(), ShapeError> {
+        let blocks = self.count();
+        if blocks == 0 || self.block_bytes == 0 {
+            return Err(ShapeError::Empty);
+        }
+        if blocks > MOST_BLOCKS || self.layers > MOST_LAYERS {
+            return Err(ShapeError::TooMany { blocks, layers: self.layers });
+        }
+        let end = blocks.checked_mul(self.block_bytes).and_then(|b| b.checked_add(self.base));
+        match end {
+            Some(end) if end <= region_bytes => Ok(()),
+            _ => Err(ShapeError::TooLong { shape: *self, region_bytes }),
+        }
+    }
+
     /// Where a layer starts in the region.
     pub(crate) fn layer_offset(&self, layer: u32) -> u64 {
-        u64::from(layer) * u64::from(self.blocks) * self.block_bytes
+        self.base + u64::from(layer) * u64::from(self.blocks) * self.block_bytes
     }
+}
+
+/// Blocks that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ShapeError {
+    #[error("there is nothing to move: no block, or blocks of 0 bytes")]
+    Empty,
+    #[error(
+        "{blocks} blocks in {layers} layers are too many, at most {MOST_BLOCKS} in {MOST_LAYERS} \
+         can be: make --block-size larger or the total smaller"
+    )]
+    TooMany { blocks: u64, layers: u32 },
+    #[error("{shape:?} does not fit a region of {region_bytes} bytes")]
+    TooLong { shape: Shape, region_bytes: u64 },
 }
 
 /// Which of the two processes.
@@ -45,6 +82,15 @@ pub(crate) enum End {
 pub(crate) struct Placement {
     shape: Shape,
     order: Vec<u32>,
+}
+
+/// One block: its number in the list, from which its content is made, and where it lies in the
+/// region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) number: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
 }
 
 /// A part of the list that lies in one layer.
@@ -79,7 +125,17 @@ impl Placement {
         let per_layer = u64::from(self.shape.blocks);
         let within = usize::try_from(number % per_layer).unwrap_or(usize::MAX);
         let block = number / per_layer * per_layer + u64::from(self.order[within]);
-        block * self.shape.block_bytes
+        self.shape.base + block * self.shape.block_bytes
+    }
+
+    /// All blocks of the list.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Block> + '_ {
+        let bytes = self.shape.block_bytes;
+        (0..self.shape.count()).map(move |number| Block {
+            number,
+            offset: self.offset(number),
+            bytes,
+        })
     }
 
     /// The numbers `range` of the list, layer by layer.
@@ -121,7 +177,7 @@ pub(crate) fn split(range: Range<u64>, parts: u64) -> impl Iterator<Item = Range
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape { layers: 3, blocks: 100, block_bytes: 4096 };
+    const SHAPE: Shape = Shape { base: 8192, layers: 3, blocks: 100, block_bytes: 4096 };
 
     #[test]
     fn every_block_is_placed_once_and_differently_at_each_end() {
@@ -133,15 +189,36 @@ mod tests {
         for placement in [here, there] {
             let mut offsets: Vec<_> = (0..SHAPE.count()).map(|n| placement.offset(n)).collect();
             offsets.sort_unstable();
-            let all: Vec<_> = (0..SHAPE.count()).map(|n| n * SHAPE.block_bytes).collect();
+            let all: Vec<_> = (0..SHAPE.count()).map(|n| 8192 + n * SHAPE.block_bytes).collect();
             assert_eq!(offsets, all);
+        }
+    }
+
+    #[test]
+    fn shapes_that_cannot_be_are_refused() {
+        let shape = |base, layers, blocks, block_bytes| Shape { base, layers, blocks, block_bytes };
+        assert_eq!(SHAPE.check(8192 + 300 * 4096), Ok(()));
+        for long in [
+            (SHAPE, 8191 + 300 * 4096),
+            (shape(u64::MAX, 1, 1, 1), u64::MAX),
+            (shape(0, 2, 2, u64::MAX), u64::MAX),
+        ] {
+            assert!(matches!(long.0.check(long.1), Err(ShapeError::TooLong { .. })), "{long:?}");
+        }
+        for empty in [shape(0, 0, 1, 1), shape(0, 1, 0, 1), shape(0, 1, 1, 0)] {
+            assert_eq!(empty.check(1 << 40), Err(ShapeError::Empty));
+        }
+        for many in
+            [shape(0, 1, (1 << 24) + 1, 1), shape(0, 1025, 1, 1), shape(0, 1024, u32::MAX, 1)]
+        {
+            assert!(matches!(many.check(u64::MAX), Err(ShapeError::TooMany { .. })), "{many:?}");
         }
     }
 
     #[test]
     fn contiguous_blocks_lie_in_order() {
         let placement = Placement::new(SHAPE, 7, End::Target, true);
-        assert!((0..SHAPE.count()).all(|n| placement.offset(n) == n * SHAPE.block_bytes));
+        assert!((0..SHAPE.count()).all(|n| placement.offset(n) == 8192 + n * 4096));
     }
 
     #[test]

@@ -1,16 +1,21 @@
 //! What each of the two processes has: an engine, a region, and the order of its blocks.
 
-use anyhow::{Context, bail};
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, ensure};
 use kvferry_engine::{Access, Engine, Layout, LayoutView, Region, Registry};
 use serde::{Deserialize, Serialize};
 
 use crate::pattern::{Mismatch, Pattern};
 use crate::shape::{End, Placement, Shape};
 
+/// How many shapes a region is divided into at most: bulk, and small blocks beside it.
+const MOST_PARTS: u32 = 2;
+
 /// What both sides are told at the start.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// The length of each side's region: room for the largest total.
+    /// The length of each side's region: room for all that is moved at once.
     pub(crate) region_bytes: u64,
     /// Blocks are shuffled and filled from it.
     pub(crate) seed: u64,
@@ -25,46 +30,55 @@ pub(crate) struct Side {
     setup: Setup,
     engine: Engine,
     region: Region,
-    placement: Placement,
+    /// By the number of the part; `None` where none was placed yet.
+    parts: Vec<Option<Placement>>,
 }
 
 impl Side {
-    /// Allocates the region and starts an engine on the loopback address, with the settings that
-    /// every engine has.
-    pub(crate) fn start(end: End, setup: Setup) -> anyhow::Result<Self> {
+    /// Allocates the region and starts an engine on this address of the host's, with the settings
+    /// that every engine has. Whoever connects may read and write a target's region.
+    pub(crate) fn start(end: End, setup: Setup, host: IpAddr) -> anyhow::Result<Self> {
         let registry = Registry::new();
-        let region = registry.allocate(setup.region_bytes).with_context(|| {
-            format!(
-                "each process needs {} bytes of memory: try a smaller --total",
-                setup.region_bytes
-            )
-        })?;
+        let region = registry
+            .allocate(setup.region_bytes)
+            .with_context(|| format!("{} bytes are needed: move less", setup.region_bytes))?;
+        if end == End::Target {
+            region.share(Access::ReadWrite).context("sharing the region")?;
+        }
         let engine = Engine::builder(registry)
-            .listen("127.0.0.1:0")
+            .listen(SocketAddr::new(host, 0).to_string())
             .start_blocking()
-            .context("starting an engine on the loopback address")?;
-        let shape = Shape { layers: 1, blocks: 1, block_bytes: 1 };
-        let placement = Placement::new(shape, setup.seed, end, setup.contiguous);
-        Ok(Self { end, setup, engine, region, placement })
+            .with_context(|| format!("starting an engine on {host}"))?;
+        Ok(Self { end, setup, engine, region, parts: Vec::new() })
     }
 
-    /// Divides the region into blocks of this shape.
-    pub(crate) fn place(&mut self, shape: Shape) -> anyhow::Result<()> {
-        if shape.bytes() > self.setup.region_bytes {
-            bail!("{} bytes do not fit the region of {}", shape.bytes(), self.setup.region_bytes);
+    /// Divides a part of the region into blocks of this shape.
+    pub(crate) fn place(&mut self, part: u32, shape: Shape) -> anyhow::Result<()> {
+        ensure!(part < MOST_PARTS, "a region has at most {MOST_PARTS} parts, not {part}");
+        shape.check(self.setup.region_bytes)?;
+        let placement = self.order(shape, self.end);
+        let part = usize::try_from(part)?;
+        if self.parts.len() <= part {
+            self.parts.resize(part + 1, None);
         }
-        self.placement = Placement::new(shape, self.setup.seed, self.end, self.setup.contiguous);
+        self.parts[part] = Some(placement);
         Ok(())
     }
 
-    /// The order of the blocks at either end.
-    pub(crate) fn placement_at(&self, end: End) -> Placement {
-        Placement::new(*self.placement.shape(), self.setup.seed, end, self.setup.contiguous)
+    /// The order of such blocks at either end.
+    pub(crate) fn order(&self, shape: Shape, end: End) -> Placement {
+        Placement::new(shape, self.setup.seed, end, self.setup.contiguous)
     }
 
-    /// A view of each layer.
-    pub(crate) fn layouts(&self) -> anyhow::Result<Vec<LayoutView>> {
-        let shape = self.placement.shape();
+    /// The order of a part's blocks here.
+    pub(crate) fn placement(&self, part: u32) -> anyhow::Result<&Placement> {
+        let placement = self.parts.get(usize::try_from(part)?).and_then(Option::as_ref);
+        placement.with_context(|| format!("part {part} of the region has no blocks yet"))
+    }
+
+    /// A view of each layer of a part.
+    pub(crate) fn layouts(&self, part: u32) -> anyhow::Result<Vec<LayoutView>> {
+        let shape = self.placement(part)?.shape();
         let layout = |layer| Layout {
             offset: shape.layer_offset(layer),
             block_bytes: shape.block_bytes,
@@ -75,24 +89,24 @@ impl Side {
         layouts.collect::<Result<_, _>>().context("laying out the blocks")
     }
 
-    /// Tells peers of the layers, and lets them read and write.
-    pub(crate) fn publish(&self, name: &str) -> anyhow::Result<()> {
-        self.region.share(Access::ReadWrite).context("sharing the region")?;
-        for (layer, layout) in self.layouts()?.iter().enumerate() {
+    /// Tells peers of a part's layers.
+    pub(crate) fn publish(&self, part: u32, name: &str) -> anyhow::Result<()> {
+        for (layer, layout) in self.layouts(part)?.iter().enumerate() {
             layout.publish(&format!("{name}.{layer}")).context("publishing a layer")?;
         }
         Ok(())
     }
 
-    pub(crate) fn fill(&self, round: u64) -> anyhow::Result<()> {
-        self.pattern(round).fill(&self.region, &self.placement)
+    pub(crate) fn fill(&self, part: u32, round: u64) -> anyhow::Result<()> {
+        self.pattern(round).fill(&self.region, self.placement(part)?.all())
     }
 
-    pub(crate) fn verify(&self, round: u64) -> anyhow::Result<Option<Mismatch>> {
-        self.pattern(round).verify(&self.region, &self.placement)
+    pub(crate) fn verify(&self, part: u32, round: u64) -> anyhow::Result<Option<Mismatch>> {
+        self.pattern(round).verify(&self.region, self.placement(part)?.all())
     }
 
-    fn pattern(&self, round: u64) -> Pattern {
+    /// The content of a round.
+    pub(crate) fn pattern(&self, round: u64) -> Pattern {
         Pattern { seed: self.setup.seed, round }
     }
 
@@ -102,9 +116,5 @@ impl Side {
 
     pub(crate) fn region(&self) -> &Region {
         &self.region
-    }
-
-    pub(crate) fn placement(&self) -> &Placement {
-        &self.placement
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 /// The middle value, or the mean of the two in the middle. `None` of nothing.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -11,13 +13,34 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     Some(f64::midpoint(lower, upper))
 }
 
-/// The smallest value that at least `percent` of all values do not exceed (nearest rank). `None` of
-/// nothing.
-pub(crate) fn percentile(values: &[Duration], percent: usize) -> Option<Duration> {
+/// The smallest value that at least `per_mille` thousandths of all values do not exceed (nearest
+/// rank). `None` of nothing.
+pub(crate) fn percentile(values: &[Duration], per_mille: usize) -> Option<Duration> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
-    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    let rank = (sorted.len() * per_mille).div_ceil(1000).max(1);
     sorted.get(rank - 1).copied()
+}
+
+/// A time in microseconds.
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// What most, and nearly all, of many times do not exceed, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Percentiles {
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+}
+
+impl Percentiles {
+    /// `None` of nothing.
+    pub(crate) fn of(values: &[Duration]) -> Option<Self> {
+        let at = |per_mille| percentile(values, per_mille).map(micros);
+        Some(Self { p50_us: at(500)?, p99_us: at(990)?, p999_us: at(999)? })
+    }
 }
 
 /// The smallest and the largest value. `None` of nothing.
@@ -42,12 +65,13 @@ mod tests {
     #[test]
     fn a_percentile_is_a_value_that_was_measured() {
         let values: Vec<_> = (1..=200).rev().map(Duration::from_micros).collect();
-        assert_eq!(percentile(&values, 50), Some(Duration::from_micros(100)));
-        assert_eq!(percentile(&values, 99), Some(Duration::from_micros(198)));
-        assert_eq!(percentile(&values, 100), Some(Duration::from_micros(200)));
-        assert_eq!(percentile(&values[..1], 99), Some(Duration::from_micros(200)));
-        assert_eq!(percentile(&values[..3], 1), Some(Duration::from_micros(198)));
-        assert_eq!(percentile(&[], 50), None);
+        assert_eq!(percentile(&values, 500), Some(Duration::from_micros(100)));
+        assert_eq!(percentile(&values, 990), Some(Duration::from_micros(198)));
+        assert_eq!(percentile(&values, 999), Some(Duration::from_micros(200)));
+        assert_eq!(percentile(&values, 1000), Some(Duration::from_micros(200)));
+        assert_eq!(percentile(&values[..1], 990), Some(Duration::from_micros(200)));
+        assert_eq!(percentile(&values[..3], 10), Some(Duration::from_micros(198)));
+        assert_eq!(percentile(&[], 500), None);
     }
 
     #[test]

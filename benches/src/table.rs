@@ -51,34 +51,72 @@ impl Table {
     }
 }
 
-/// One line a run; the floor's columns where it was measured.
-pub(crate) fn of_runs(runs: &[Run]) -> String {
+/// How much was moved in a time, one line a run; the floor's columns where it was measured.
+pub(crate) fn of_rates(runs: &[Run]) -> String {
     let with_floor = runs.iter().any(|run| run.floor_gbps.is_some());
-    let mut headings = vec!["op", "block", "total", "GB/s"];
+    let mut headings = vec!["op", "pace", "block", "total", "open", "GB/s"];
     if with_floor {
-        headings.extend(["floor GB/s", "ratio (range)"]);
+        headings.extend(["floor GB/s", "of floor (range)"]);
     }
-    headings.extend(["p50", "p99", "CPU s/GiB"]);
+    headings.push("CPU s/GiB (here+there)");
     if with_floor {
         headings.push("floor's");
     }
-    headings.push("pages");
-    let mut table = Table::new(&headings, 1);
+    let mut table = Table::new(&headings, 2);
     for run in runs {
-        let mut cells =
-            vec![run.op.to_string(), size(run.block_bytes), size(run.total_bytes), rate(run.gbps)];
+        let mut cells = vec![
+            run.op.to_string(),
+            run.pace.to_string(),
+            size(run.block_bytes),
+            size(run.total_bytes),
+            format!("{}x{}", run.threads, run.in_flight),
+            rate(run.gbps),
+        ];
         if with_floor {
             cells.push(run.floor_gbps.map(rate).unwrap_or_default());
             cells.push(ratio(run).unwrap_or_default());
         }
-        cells.extend([latency(run.p50_us), latency(run.p99_us), cpu(run.cpu_s_per_gib)]);
+        let (here, there) = (run.initiator_cpu_s_per_gib, run.target_cpu_s_per_gib);
+        cells.push(format!("{} ({}+{})", cpu(run.cpu_s_per_gib), cpu(here), cpu(there)));
         if with_floor {
             cells.push(run.floor_cpu_s_per_gib.map(cpu).unwrap_or_default());
         }
-        cells.push(size(run.page_kib as u64 * 1024));
         table.row(cells);
     }
     table.render()
+}
+
+/// How long transfers took, one line a run; the floor's columns where its transfers were timed.
+pub(crate) fn of_latencies(runs: &[Run]) -> String {
+    let with_floor = runs.iter().any(|run| run.floor_p50_us.is_some());
+    let mut headings =
+        vec!["op", "pace", "block", "blocks", "post", "p50", "p99", "p99.9", "a block"];
+    if with_floor {
+        headings.extend(["floor p50", "p50 x", "p99 x"]);
+    } else {
+        headings.extend(["descriptors", "pages"]);
+    }
+    let mut table = Table::new(&headings, 2);
+    for run in runs {
+        let mut cells = vec![
+            run.op.to_string(),
+            run.pace.to_string(),
+            size(run.block_bytes),
+            run.transfer_blocks.to_string(),
+        ];
+        let times = [run.post_us, run.p50_us, run.p99_us, run.p999_us, run.block_us];
+        cells.extend(times.map(latency));
+        if with_floor {
+            let times = |factor: Option<f64>| factor.map(|factor| format!("{factor:.2}"));
+            cells.push(run.floor_p50_us.map(latency).unwrap_or_default());
+            cells
+                .extend([run.p50_of_floor, run.p99_of_floor].map(|x| times(x).unwrap_or_default()));
+        } else {
+            cells.extend([run.descriptors.to_string(), size(run.page_kib as u64 * 1024)]);
+        }
+        table.row(cells);
+    }
+    format!("\nOf a transfer, and of a block among all:\n{}", table.render())
 }
 
 /// What the floors did, and what they are worth; nothing where there are none.
@@ -93,8 +131,9 @@ pub(crate) fn of_floors(runs: &[Run]) -> String {
             Some(false) => "no",
             None => "unchecked",
         };
+        let (op, pace, threads) = (run.op, run.pace, run.threads);
         table.row(vec![
-            format!("{} {block} of {total}", run.op),
+            format!("{op} {pace} {block} of {total}, {threads}x"),
             strategy.clone(),
             share.unwrap_or_default(),
             counts.into(),
@@ -106,7 +145,8 @@ pub(crate) fn of_floors(runs: &[Run]) -> String {
 fn ratio(run: &Run) -> Option<String> {
     let (median, smallest, largest) =
         (run.floor_ratio?, run.floor_ratio_min?, run.floor_ratio_max?);
-    Some(format!("{median:.2} ({smallest:.2}-{largest:.2})"))
+    let [median, smallest, largest] = [median, smallest, largest].map(|ratio| ratio * 100.0);
+    Some(format!("{median:.0} % ({smallest:.0}-{largest:.0})"))
 }
 
 pub(crate) fn size(bytes: u64) -> String {

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -12,6 +13,7 @@ use kvferry_transport::memory::{IoVecs, SpanList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::cli::Op;
+use crate::floor::Job;
 use crate::floor::slices::slices;
 use crate::shape::Placement;
 
@@ -22,7 +24,12 @@ const STALLED: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 #[derive(Debug)]
 pub(crate) struct Flow {
     socket: TcpStream,
+    /// Of all transfers, one behind the other.
     slices: Vec<SpanList>,
+    /// Where each transfer ends among them.
+    ends: Vec<usize>,
+    /// The transfer that is under way.
+    transfer: usize,
     /// The slice that is under way.
     slice: usize,
 }
@@ -36,29 +43,41 @@ enum Progress {
 }
 
 impl Flow {
-    /// A flow that carries the blocks `range` of the list.
+    /// A flow that carries these parts of the list, each as a transfer.
     pub(super) fn new(
         socket: &TcpStream,
-        range: Range<u64>,
+        transfers: impl Iterator<Item = Range<u64>>,
         region: &Region,
         placement: &Placement,
     ) -> anyhow::Result<Self> {
         let socket = socket.try_clone().context("duplicating a connection's descriptor")?;
-        let slices = slices(range, region, placement)?;
-        Ok(Self { socket, slices, slice: 0 })
+        let (mut all, mut ends) = (Vec::new(), Vec::new());
+        for range in transfers {
+            all.append(&mut slices(range, region, placement)?);
+            ends.push(all.len());
+        }
+        Ok(Self { socket, slices: all, ends, transfer: 0, slice: 0 })
+    }
+
+    /// The slice that is next in this transfer.
+    fn open(&mut self) -> Option<&mut SpanList> {
+        let end = *self.ends.get(self.transfer)?;
+        self.slices[..end].get_mut(self.slice)
     }
 
     fn send(&mut self, scratch: &mut IoVecs) -> io::Result<Progress> {
-        let Some(slice) = self.slices.get_mut(self.slice) else { return Ok(Progress::Finished) };
-        match slice.gather(self.socket.as_raw_fd(), &[], scratch) {
+        let socket = self.socket.as_raw_fd();
+        let Some(slice) = self.open() else { return Ok(Progress::Finished) };
+        match slice.gather(socket, &[], scratch) {
             Ok(_) => Ok(self.moved()),
             Err(error) => blocked(error),
         }
     }
 
     fn receive(&mut self, scratch: &mut IoVecs) -> io::Result<Progress> {
-        let Some(slice) = self.slices.get_mut(self.slice) else { return Ok(Progress::Finished) };
-        match slice.scatter(self.socket.as_raw_fd(), &mut [], scratch) {
+        let socket = self.socket.as_raw_fd();
+        let Some(slice) = self.open() else { return Ok(Progress::Finished) };
+        match slice.scatter(socket, &mut [], scratch) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => Ok(self.moved()),
             Err(error) => blocked(error),
@@ -69,7 +88,7 @@ impl Flow {
         if self.slices[self.slice].remaining() == 0 {
             self.slice += 1;
         }
-        if self.slice == self.slices.len() { Progress::Finished } else { Progress::Moved }
+        if self.open().is_none() { Progress::Finished } else { Progress::Moved }
     }
 
     fn send_byte(&mut self) -> io::Result<Progress> {
@@ -102,6 +121,8 @@ fn blocked(error: io::Error) -> io::Result<Progress> {
 pub(crate) struct Worker {
     flows: Vec<Flow>,
     spin: Duration,
+    /// Before each transfer, at the initiator.
+    pause: Duration,
     /// Whether it was just at work. The target begins asleep, as its engine does: what spins
     /// already when the clock starts would have a head start.
     awake: bool,
@@ -109,12 +130,50 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(flows: Vec<Flow>, spin: Duration) -> Self {
-        Self { flows, spin, awake: true, scratch: IoVecs::default() }
+    pub(super) fn new(flows: Vec<Flow>, job: &Job) -> Self {
+        let pause = job.pace.pause().unwrap_or_default();
+        let spin = job.strategy.spin();
+        Self { flows, spin, pause, awake: true, scratch: IoVecs::default() }
     }
 
-    /// The initiator's part.
-    pub(crate) fn run(&mut self, op: Op) -> anyhow::Result<()> {
+    /// The initiator's part: how long each transfer took.
+    pub(crate) fn run(&mut self, op: Op) -> anyhow::Result<Vec<Duration>> {
+        let transfers = self.transfers();
+        let mut latencies = Vec::with_capacity(transfers);
+        for _ in 0..transfers {
+            if !self.pause.is_zero() {
+                thread::sleep(self.pause);
+            }
+            let begun = Instant::now();
+            self.initiate(op).context("the floor's own connections")?;
+            latencies.push(begun.elapsed());
+            self.next();
+        }
+        Ok(latencies)
+    }
+
+    /// The target's part.
+    pub(crate) fn serve(&mut self, op: Op) -> anyhow::Result<()> {
+        self.awake = false;
+        for _ in 0..self.transfers() {
+            self.respond(op).context("the floor's own connections")?;
+            self.next();
+        }
+        Ok(())
+    }
+
+    /// As many on each connection.
+    fn transfers(&self) -> usize {
+        self.flows.iter().map(|flow| flow.ends.len()).max().unwrap_or_default()
+    }
+
+    fn next(&mut self) {
+        for flow in &mut self.flows {
+            flow.transfer += 1;
+        }
+    }
+
+    fn initiate(&mut self, op: Op) -> anyhow::Result<()> {
         match op {
             Op::Write => {
                 self.send(Flow::send)?;
@@ -126,12 +185,9 @@ impl Worker {
                 self.receive(|flow, _| flow.receive_byte())
             }
         }
-        .context("the floor's own connections")
     }
 
-    /// The target's part.
-    pub(crate) fn serve(&mut self, op: Op) -> anyhow::Result<()> {
-        self.awake = false;
+    fn respond(&mut self, op: Op) -> anyhow::Result<()> {
         match op {
             Op::Write => {
                 self.receive(Flow::receive)?;
@@ -143,7 +199,6 @@ impl Worker {
                 self.send(|flow, _| flow.send_byte())
             }
         }
-        .context("the floor's own connections")
     }
 
     fn send(

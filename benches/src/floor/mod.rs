@@ -2,9 +2,9 @@
 //! everything known beforehand.
 //!
 //! Both ends know the list of blocks, so nothing but payload is on the wire, and one byte a
-//! connection: from the target when the last block is in place (write), or to it to begin, and
-//! from it when it has sent all (read). The blocks, the regions and their pages, the processes and
-//! the number of threads are the engine's.
+//! connection and transfer: from the target when the last block is in place (write), or to it to
+//! begin, and from it when it has sent all (read). The blocks, the regions and their pages, the
+//! processes and the number of threads are the engine's, and so is the pace.
 
 mod connections;
 mod flow;
@@ -15,10 +15,11 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::Op;
+use crate::pace::Pace;
 pub(crate) use connections::Connections;
 pub(crate) use flow::Worker;
 
@@ -40,6 +41,9 @@ impl Strategy {
         Self { connections: 2, spins: true },
     ];
 
+    /// As an engine waits, over one connection: for transfers one after another.
+    pub(crate) const PACED: Self = Self { connections: 1, spins: true };
+
     /// The most connections that a thread drives.
     pub(crate) const MOST_CONNECTIONS: u32 = 2;
 
@@ -58,12 +62,37 @@ impl fmt::Display for Strategy {
     }
 }
 
+/// The most threads that either end may have.
+pub(crate) const MOST_THREADS: u32 = 256;
+
 /// One run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
+    /// Which part of the region.
+    pub(crate) part: u32,
     pub(crate) op: Op,
     pub(crate) strategy: Strategy,
     pub(crate) threads: u32,
+    pub(crate) pace: Pace,
+    /// Blocks that are acknowledged together; `None` for all of a connection's.
+    pub(crate) transfer_blocks: Option<u64>,
+}
+
+impl Job {
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            (1..=MOST_THREADS).contains(&self.threads)
+                && (1..=Strategy::MOST_CONNECTIONS).contains(&self.strategy.connections)
+                && self.transfer_blocks != Some(0),
+            "no run of the floor: {self:?}"
+        );
+        // Each transfer ends before the next begins, so they may not share a thread's connections.
+        ensure!(
+            self.transfer_blocks.is_none() || self.strategy.connections == 1,
+            "transfers one after another take one connection a thread: {self:?}"
+        );
+        Ok(())
+    }
 }
 
 /// The target's part of a run. `armed` is called when every thread stands ready.

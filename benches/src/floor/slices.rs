@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn slices_are_full_but_the_last_and_hold_every_byte() {
         for block_bytes in [1000, 4096, 65_536, 700_000, 3 << 20] {
-            let shape = Shape { layers: 2, blocks: 5, block_bytes };
+            let shape = Shape { base: 0, layers: 2, blocks: 5, block_bytes };
             for contiguous in [false, true] {
                 let slices = cut(shape, contiguous);
                 assert_eq!(slices.iter().map(|(_, bytes)| bytes).sum::<u64>(), shape.bytes());
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_one_span() {
-        let shape = Shape { layers: 1, blocks: 512, block_bytes: 4096 };
+        let shape = Shape { base: 0, layers: 1, blocks: 512, block_bytes: 4096 };
         assert_eq!(cut(shape, true), [(1, SLICE_BYTES), (1, SLICE_BYTES)]);
         assert!(cut(shape, false).iter().all(|(spans, _)| *spans > 200));
     }

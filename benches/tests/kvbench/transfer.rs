@@ -1,53 +1,25 @@
-//! The program as people and scripts run it: two real processes, small totals, no speed asserted.
-#![forbid(unsafe_code)]
-#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
-
-use std::fs;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+//! `kvbench transfer` and `kvbench quickstart`, between two processes of this host.
 
 use serde_json::Value;
 
-/// What no wait here should come near.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::program::{is_positive, measured, refused};
 
-fn kvbench(arguments: &[&str]) -> Output {
-    command(arguments).output().unwrap()
-}
-
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
-    command.args(arguments).stdin(Stdio::null());
-    command
-}
-
-/// What it wrote with `--json`, and printed.
-fn measured(arguments: &[&str]) -> (Vec<Value>, String) {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("runs.json");
-    let mut all = arguments.to_vec();
-    all.extend(["--json", file.to_str().unwrap()]);
-    let output = kvbench(&all);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{arguments:?} failed: {said}");
-    let report: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    let runs = report["runs"].as_array().unwrap().clone();
-    (runs, String::from_utf8(output.stdout).unwrap())
-}
-
-/// Its complaint about these arguments.
-fn refused(arguments: &[&str]) -> String {
-    let output = kvbench(arguments);
-    assert!(!output.status.success(), "{arguments:?} was accepted");
-    assert!(output.stdout.is_empty(), "figures were printed for {arguments:?}");
-    String::from_utf8(output.stderr).unwrap()
-}
-
-fn is_positive(value: &Value) -> bool {
-    value.as_f64().is_some_and(|number| number > 0.0 && number.is_finite())
-}
+/// What every run has.
+const FIGURES: [&str; 13] = [
+    "gbps",
+    "gbps_min",
+    "gbps_max",
+    "p50_us",
+    "p99_us",
+    "p999_us",
+    "post_us",
+    "block_us",
+    "initiator_cpu_s_per_gib",
+    "target_cpu_s_per_gib",
+    "page_kib",
+    "slices",
+    "lanes",
+];
 
 #[test]
 fn every_combination_is_measured_and_verified() {
@@ -77,16 +49,19 @@ fn every_combination_is_measured_and_verified() {
     for run in &runs {
         assert_eq!(run["transport"], "tcp");
         assert_eq!(run["verified"], true);
-        for name in ["gbps", "p50_us", "p99_us", "cpu_s_per_gib", "page_kib", "slices"] {
+        for name in FIGURES {
             assert!(is_positive(&run[name]), "{name} of {run}");
         }
-        assert!(run["p50_us"].as_f64() <= run["p99_us"].as_f64());
+        let in_order = |names: &[&str]| names.is_sorted_by_key(|name| run[name].as_f64().unwrap());
+        assert!(in_order(&["gbps_min", "gbps", "gbps_max"]), "{run}");
+        assert!(in_order(&["post_us", "p50_us", "p99_us", "p999_us"]), "{run}");
+        assert!(in_order(&["block_us", "p50_us"]), "{run}");
         for name in ["floor_gbps", "floor_ratio", "floor_strategy", "iperf3_gbps"] {
             assert!(run.as_object().unwrap()[name].is_null(), "{name} of {run}");
         }
     }
     assert!(printed.contains("every byte verified"), "{printed}");
-    assert_eq!(printed.lines().count(), 2 + expected.len(), "{printed}");
+    assert_eq!(printed.lines().count(), 6 + 2 * expected.len(), "{printed}");
     assert!(printed.lines().all(|line| line.len() <= 110), "{printed}");
 }
 
@@ -196,72 +171,72 @@ fn settings_that_cannot_be_are_refused_by_name() {
     assert!(said.contains("push") && said.contains("write"), "{said}");
     let said = refused(&["transfer", "--transport", "pigeon"]);
     assert!(said.contains("pigeon") && said.contains("tcp"), "{said}");
+    let said = refused(&["transfer", "--blocks", "65537"]);
+    assert!(said.contains("65537") && said.contains("65536"), "{said}");
+    let said = refused(&["transfer", "--blocks", "65536", "--block-size", "64MiB"]);
+    assert!(said.contains("4398046511104 bytes") || said.contains("8796093022208"), "{said}");
+    assert!(said.contains("free") && said.contains("--blocks"), "{said}");
+    let said = refused(&["transfer", "--total", "1GiB", "--block-size", "16B"]);
+    assert!(said.contains("67108864 blocks") && said.contains("--block-size"), "{said}");
+    let said = refused(&["transfer", "--pace", "hot", "--in-flight", "2"]);
+    assert!(said.contains("--pace hot") && said.contains("--in-flight 1"), "{said}");
     let said = refused(&["transfer", "--threads", "0"]);
     assert!(said.contains("--threads"), "{said}");
     let said = refused(&["transfer", "--json", "/nowhere/to/be/found.json"]);
     assert!(said.contains("/nowhere/to/be/found.json"), "{said}");
 }
 
-/// A benchmark that would run for hours, and its target's process id.
-#[expect(clippy::zombie_processes, reason = "both callers wait; a panic here ends the test")]
-fn endless() -> (Child, u32) {
-    let run = command(&["transfer", "--total=4MiB", "--iterations=1000000"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(target) = child_of(run.id()) {
-            return (run, target);
+#[test]
+fn blocks_of_a_transfer_threads_and_open_transfers_are_swept() {
+    let (runs, _) = measured(&[
+        "transfer",
+        "--op=read",
+        "--block-size=1KiB",
+        "--blocks=1,7",
+        "--threads=1,2",
+        "--in-flight=1,3",
+        "--iterations=1",
+    ]);
+    let number = |run: &Value, name: &str| run[name].as_u64().unwrap();
+    let names = ["threads", "in_flight", "transfer_blocks", "transfers", "total_bytes"];
+    let found: Vec<_> = runs.iter().map(|run| names.map(|name| number(run, name))).collect();
+    let mut expected = Vec::new();
+    for threads in [1, 2] {
+        for in_flight in [1, 3] {
+            for blocks in [1, 7] {
+                let transfers = threads * in_flight;
+                expected.push([threads, in_flight, blocks, transfers, transfers * blocks * 1024]);
+            }
         }
-        assert!(Instant::now() < deadline, "no target was started");
-        thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// State and parent of a process, as `/proc/PID/stat` says.
-fn state_and_parent(process: &Path) -> Option<(char, u32)> {
-    let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // The name before it is in parentheses and may hold anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
-}
-
-fn child_of(parent: u32) -> Option<u32> {
-    fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
-        let process = entry.file_name().to_str()?.parse().ok()?;
-        let (_, found) = state_and_parent(&entry.path())?;
-        (found == parent).then_some(process)
-    })
-}
-
-fn kill(process: u32) {
-    let status = Command::new("kill").args(["-9", &process.to_string()]).status().unwrap();
-    assert!(status.success());
+    assert_eq!(found, expected);
+    assert!(runs.iter().all(|run| run["verified"] == true));
 }
 
 #[test]
-fn a_target_that_dies_is_reported() {
-    let (run, target) = endless();
-    kill(target);
-    let output = run.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success());
-    assert!(said.contains("target process ended early"), "{said}");
-    assert!(said.contains("signal: 9"), "{said}");
-}
-
-#[test]
-fn a_target_dies_with_its_initiator() {
-    let (mut run, target) = endless();
-    kill(run.id());
-    run.wait().unwrap();
-    let process = Path::new("/proc").join(target.to_string());
-    let deadline = Instant::now() + PATIENCE;
-    // Whoever inherits it may leave it a zombie.
-    while state_and_parent(&process).is_some_and(|(state, _)| state != 'Z') {
-        assert!(Instant::now() < deadline, "the target goes on without its initiator");
-        thread::sleep(Duration::from_millis(5));
+fn transfers_one_after_another_are_timed_beside_a_floor_that_waits_alike() {
+    let (runs, printed) = measured(&[
+        "transfer",
+        "--pace=hot,cold",
+        "--block-size=4KiB",
+        "--total=80KiB",
+        "--iterations=2",
+        "--floor",
+    ]);
+    let kinds: Vec<_> = runs.iter().map(|run| (&run["pace"], &run["op"])).collect();
+    let pairs = [("hot", "write"), ("hot", "read"), ("cold", "write"), ("cold", "read")];
+    let pairs = pairs.map(|(pace, op)| (Value::from(pace), Value::from(op)));
+    assert_eq!(kinds, pairs.iter().map(|(pace, op)| (pace, op)).collect::<Vec<_>>());
+    for run in &runs {
+        assert_eq!((&run["transfers"], &run["transfer_blocks"]), (&20.into(), &1.into()));
+        assert_eq!(run["verified"], true);
+        for name in FIGURES.iter().chain(&["floor_p50_us", "p50_of_floor", "p99_of_floor"]) {
+            assert!(is_positive(&run[name]), "{name} of {run}");
+        }
+        assert!(run["floor_counts"].is_null(), "these are no streams: {run}");
+        let strategy = run["floor_strategy"].as_str().unwrap();
+        assert!(strategy.contains("1 connection") && strategy.contains("spins"), "{run}");
     }
+    assert!(printed.contains("p50 x"), "{printed}");
+    assert!(printed.lines().all(|line| line.len() <= 110), "{printed}");
 }

@@ -1,0 +1,148 @@
+//! The command line.
+//!
+//! | module | what stands there |
+//! |---|---|
+//! | `shared` | settings that several commands have |
+//! | `values` | what they are set to |
+
+mod shared;
+mod values;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use shared::{MeasureArgs, OtherArgs, OutputArgs};
+pub(crate) use values::{Op, OpChoice, Sink, Transport};
+
+use crate::pace::Pace;
+use crate::size::Size;
+
+/// Measures how fast kvferry moves blocks of KV cache between processes, beside how fast the
+/// machine can.
+#[derive(Debug, Parser)]
+#[command(name = "kvbench", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Move blocks between two processes, and say how fast that was
+    Transfer(Box<TransferArgs>),
+    /// Be the other process, for kvbench on other hosts: `--peer` leads them here
+    Serve(ServeArgs),
+    /// Draw the figures of earlier runs
+    Plot(PlotArgs),
+    /// Move a model's KV cache between two processes: a first look, in a few seconds
+    Quickstart(QuickstartArgs),
+    /// The other process of a benchmark: started by this program, not by people
+    #[command(name = crate::control::SUBCOMMAND, hide = true)]
+    Target,
+}
+
+const TRANSFER_HELP: &str = "\
+Both processes are started here, unless --peer names a kvbench serve on another host. Blocks are
+shuffled at either end unless --contiguous says otherwise, filled from the seed before every
+iteration and compared, every byte, after it; neither is timed. A first iteration warms up and is
+not counted.
+
+With --floor, every iteration is done once more by code with one purpose: the same blocks, memory
+and threads over plain TCP connections. The strategy that proves best in a short calibration is
+used and named. The ratio is the median over pairs of neighbouring runs. Where iperf3 is installed
+it says whether that floor deserves the name; between two hosts it is not asked.
+
+--pace hot and cold measure latency: the blocks are moved one transfer after another, without a
+pause or 10 ms apart, and the floor waits as the engine does.
+
+Sizes are whole numbers with a unit: 64KiB is 65,536 bytes, 64KB is 64,000. A total that is no
+multiple of the block size is cut to whole blocks. GB/s are 1e9 bytes a second.
+
+Examples:
+  Push and pull 256 MiB in scattered blocks of 64 KiB:
+      kvbench transfer
+  The same for three block sizes, each beside the floor, as figures for programs and as a picture:
+      kvbench transfer --block-size 4KiB,64KiB,1MiB --floor --json runs.json --plot runs.svg
+  Latency of small pushes, awake and asleep:
+      kvbench transfer --op write --pace hot,cold --block-size 4KiB --floor
+  From 1 to 65,536 blocks in a transfer:
+      kvbench transfer --block-size 4KiB --blocks 1,16,256,4096,65536
+  Four threads with eight transfers in flight each, pulling from another host:
+      kvbench transfer --peer prefill-0:7100 --op read --threads 4 --in-flight 8";
+
+/// Settings of `kvbench transfer`.
+#[derive(Debug, Args)]
+#[command(after_long_help = TRANSFER_HELP)]
+pub(crate) struct TransferArgs {
+    /// Block sizes
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', default_value = "64KiB")]
+    pub(crate) block_size: Vec<Size>,
+    /// How much is moved in an iteration [default: 256MiB, or 100 transfers of --blocks for
+    /// --pace hot and cold]
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',')]
+    pub(crate) total: Vec<Size>,
+    /// Instead of a total: how many blocks each transfer has
+    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with = "total",
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) blocks: Vec<u32>,
+    /// Transfers together, or one after another
+    #[arg(long, value_enum, value_name = "PACE,..", value_delimiter = ',', default_values_t = [Pace::Bulk])]
+    pub(crate) pace: Vec<Pace>,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+    #[command(flatten)]
+    pub(crate) other: OtherArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// Settings of `kvbench serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Where clients connect: HOST:PORT, port 0 for any; the one that was got is printed. Engine
+    /// and floor listen on other ports of the address that a client used. Nobody is asked who they
+    /// are: keep it on a trusted network
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: String,
+    /// The largest region that a client may ask for [default: four fifths of what is free]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) max_memory: Option<Size>,
+    /// After how many seconds without an order a client counts as gone, beyond the time that its
+    /// memory takes to be touched
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) silence: u64,
+}
+
+/// Settings of `kvbench plot`.
+#[derive(Debug, Args)]
+pub(crate) struct PlotArgs {
+    /// What `--json` wrote: {"runs": [..]}. Runs of other systems are drawn beside those of
+    /// kvferry when their `system` says whose they are
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// The picture
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) output: PathBuf,
+}
+
+/// Settings of `kvbench quickstart`.
+#[derive(Debug, Args)]
+pub(crate) struct QuickstartArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

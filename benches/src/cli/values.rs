@@ -1,0 +1,106 @@
+//! What settings are set to.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Which way the blocks go, from the process that asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Op {
+    /// From the initiator to the target.
+    Write,
+    /// From the target to the initiator.
+    Read,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        })
+    }
+}
+
+/// Which ways are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OpChoice {
+    /// Push: from the initiator to the target
+    Write,
+    /// Pull: from the target to the initiator
+    Read,
+    /// One after the other
+    Both,
+}
+
+impl OpChoice {
+    /// All that are chosen, in order, each once.
+    pub(crate) fn ops(choices: &[Self]) -> Vec<Op> {
+        let mut ops = Vec::new();
+        for choice in choices {
+            let chosen: &[Op] = match choice {
+                Self::Write => &[Op::Write],
+                Self::Read => &[Op::Read],
+                Self::Both => &[Op::Write, Op::Read],
+            };
+            for op in chosen {
+                if !ops.contains(op) {
+                    ops.push(*op);
+                }
+            }
+        }
+        ops
+    }
+}
+
+/// What is to carry the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    /// Whatever the engine chooses
+    Auto,
+    /// TCP connections
+    Tcp,
+}
+
+impl Transport {
+    /// Whether this carrier is what was asked for.
+    pub(crate) fn permits(self, carrier: &str) -> bool {
+        match self {
+            Self::Auto => true,
+            Self::Tcp => carrier == "tcp",
+        }
+    }
+}
+
+/// A file, or standard output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Sink {
+    Output,
+    File(PathBuf),
+}
+
+impl FromStr for Sink {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(if text == "-" { Self::Output } else { Self::File(text.into()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_done_once_each_in_the_order_asked_for() {
+        use OpChoice::{Both, Read, Write};
+        assert_eq!(OpChoice::ops(&[Both]), [Op::Write, Op::Read]);
+        assert_eq!(OpChoice::ops(&[Read, Both, Write]), [Op::Read, Op::Write]);
+        assert_eq!(OpChoice::ops(&[Read]), [Op::Read]);
+    }
+}

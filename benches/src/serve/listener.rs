@@ -1,0 +1,114 @@
+//! `kvbench serve`: clients of other hosts, one at a time.
+
+use std::io::{Write, stderr, stdout};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use parking_lot::Mutex;
+
+use super::session::{Limits, greet, obey};
+use crate::cli::ServeArgs;
+use crate::control::{Answer, Channel};
+
+/// How many connections may be waiting to say who they are. More are closed unheard.
+const MOST_STRANGERS: usize = 32;
+
+/// How long a client that is turned away may take to read why.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Who is served, and who waits to be.
+#[derive(Debug)]
+struct Door {
+    limits: Limits,
+    guest: Mutex<Option<SocketAddr>>,
+    strangers: AtomicUsize,
+}
+
+/// Serves clients until the process is ended.
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(args.listen.as_str())
+        .with_context(|| format!("listening on --listen {}", args.listen))?;
+    let address = listener.local_addr()?;
+    // Whoever starts this from a script reads the port that was got.
+    writeln!(stdout(), "listening on {address}")?;
+    stdout().flush()?;
+    let limits = Limits {
+        memory_bytes: args.max_memory.map(crate::size::Size::bytes),
+        silence: Duration::from_secs(args.silence),
+    };
+    let door = Arc::new(Door { limits, guest: Mutex::new(None), strangers: AtomicUsize::new(0) });
+    loop {
+        // Refusing one for want of descriptors is no reason to leave the others.
+        let (stream, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                note(format_args!("a connection could not be accepted: {error}"));
+                thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        if door.strangers.fetch_add(1, Ordering::AcqRel) >= MOST_STRANGERS {
+            door.strangers.fetch_sub(1, Ordering::AcqRel);
+            continue;
+        }
+        let own = door.clone();
+        let spawned = thread::Builder::new()
+            .name("kvbench-client".into())
+            .spawn(move || own.receive(stream, from));
+        if let Err(error) = spawned {
+            door.strangers.fetch_sub(1, Ordering::AcqRel);
+            note(format_args!("no thread for {from}: {error}"));
+        }
+    }
+}
+
+impl Door {
+    fn receive(&self, stream: TcpStream, from: SocketAddr) {
+        let host = stream.local_addr().map(|address| address.ip());
+        let nodelay = stream.set_nodelay(true);
+        let mut channel = Channel::new(stream);
+        let greeted = greet(&mut channel);
+        self.strangers.fetch_sub(1, Ordering::AcqRel);
+        let served = greeted.and_then(|()| {
+            nodelay?;
+            let _seat = self.seat(&mut channel, from)?;
+            note(format_args!("serving {from}"));
+            obey(&mut channel, host?, self.limits)
+        });
+        match served {
+            Ok(()) => note(format_args!("{from} has left")),
+            Err(error) => note(format_args!("{from}: {error:#}")),
+        }
+    }
+
+    /// The one seat, if it is free; else the client is told who has it.
+    fn seat(&self, channel: &mut Channel, from: SocketAddr) -> anyhow::Result<Seat<'_>> {
+        let mut guest = self.guest.lock();
+        if let Some(other) = *guest {
+            drop(guest);
+            let error = format!("busy with a client at {other}: try again when that has left");
+            channel.say(&Answer::Failed { error }, FAREWELL)?;
+            bail!("turned away, busy with {other}");
+        }
+        *guest = Some(from);
+        Ok(Seat(self))
+    }
+}
+
+/// Free again when dropped, after everything that the client held.
+struct Seat<'a>(&'a Door);
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        *self.0.guest.lock() = None;
+    }
+}
+
+/// A line for the operator. One that cannot be written is no reason to stop.
+fn note(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(stderr(), "kvbench serve: {line}");
+}

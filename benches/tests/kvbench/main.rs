@@ -1,0 +1,10 @@
+//! The program as people and scripts run it: real processes, small totals, no speed asserted.
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+mod ending;
+mod garbage;
+mod output;
+mod program;
+mod serve;
+mod transfer;
