@@ -11,7 +11,7 @@
 //! | module | what stands there |
 //! |---|---|
 //! | `cli`, `size`, `pace` | the command line |
-//! | `transfer`, `plot`, `quickstart`, `serve` | the commands |
+//! | `transfer`, `model`, `plot`, `quickstart`, `serve` | the commands |
 //! | `sweep`, `series` | all combinations; one: warm-up, calibration, interleaved runs, figures |
 //! | `pair`, `engine_run` | both processes, and one run of the engine |
 //! | `control` | how the other process is found and led, what is said |
@@ -28,6 +28,7 @@ mod floor;
 mod iperf;
 mod measure;
 mod memory;
+mod model;
 mod output;
 mod pace;
 mod pair;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Transfer(args) => transfer::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Model(args) => model::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Target => serve::serve_parent(),

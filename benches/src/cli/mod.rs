@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use shared::{MeasureArgs, OtherArgs, OutputArgs};
-pub(crate) use values::{Op, OpChoice, Sink, Transport};
+pub(crate) use values::{Dtype, Op, OpChoice, PagePattern, Sink, Transport};
 
 use crate::pace::Pace;
 use crate::size::Size;
@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Transfer(Box<TransferArgs>),
     /// Be the other process, for kvbench on other hosts: `--peer` leads them here
     Serve(ServeArgs),
+    /// Move what a model's KV cache consists of
+    Model(Box<ModelArgs>),
     /// Draw the figures of earlier runs
     Plot(PlotArgs),
     /// Move a model's KV cache between two processes: a first look, in a few seconds
@@ -114,6 +116,67 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) silence: u64,
+}
+
+const MODEL_HELP: &str = "\
+Per token and layer, attention with latent keys and values (MLA) keeps (rope + latent) x bytes, the
+same on every rank of tensor parallelism; grouped-query attention keeps 2 x KV heads x head
+dimension x bytes, divided among the ranks. A pipeline stage holds the layers rounded up. Pattern
+`block` moves all layers of a stage a page at a time, `layer` one layer. The number of I/Os is all
+bytes divided by those of one, rounded up: for one rank of tensor parallelism.
+
+A model of your own is a file, TOML, or JSON if its name ends so:
+    name = \"my-model\"
+    layers = 40
+    [attention]
+    kind = \"gqa\"       # or kind = \"mla\", rope = 64, latent = 512
+    kv_heads = 8
+    head_dim = 128
+
+Examples:
+  What does a request of 10,000 tokens move?
+      kvbench model --model llama3.1-70b --isl 10000 --page 256 --tp 8 --dry-run
+  Move it, beside the floor:
+      kvbench model --model llama3.1-70b --isl 10000 --page 256 --tp 8 --pattern layer --floor";
+
+/// Settings of `kvbench model`.
+#[derive(Debug, Args)]
+#[command(after_long_help = MODEL_HELP)]
+pub(crate) struct ModelArgs {
+    /// One of deepseek-r1, llama3.1-8b, llama3.1-70b, gpt-oss-120b, gpt-oss-20b, qwen3-8b,
+    /// qwen3-235b, or a file that describes another
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) model: String,
+    /// Tokens of a request
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub(crate) isl: u32,
+    /// Tokens of a page
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) page: u32,
+    /// Ranks of tensor parallelism
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) tp: u32,
+    /// Stages of the pipeline
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) pp: u32,
+    /// What one I/O moves
+    #[arg(long, value_enum, default_value_t = PagePattern::Block)]
+    pub(crate) pattern: PagePattern,
+    /// What keys and values are kept as
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    pub(crate) dtype: Dtype,
+    /// Requests that are moved at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) requests: u32,
+    /// Say what would be moved, and move nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+    #[command(flatten)]
+    pub(crate) other: OtherArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Settings of `kvbench plot`.

@@ -92,6 +92,33 @@ impl FromStr for Sink {
     }
 }
 
+/// What keys and values are kept as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    /// One byte
+    Fp8,
+    /// Two bytes
+    Bf16,
+}
+
+impl Dtype {
+    pub(crate) fn bytes(self) -> u64 {
+        match self {
+            Self::Fp8 => 1,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// What one I/O moves of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PagePattern {
+    /// All layers of a pipeline stage
+    Block,
+    /// One layer
+    Layer,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

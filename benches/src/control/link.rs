@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,9 @@ pub(crate) const SUBCOMMAND: &str = "target";
 
 /// How long a target of one's own may take to leave once nobody speaks to it.
 const LEAVING: Duration = Duration::from_secs(5);
+
+/// How long is listened for the reason of a failure: it is said before the socket closes.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// How long a connection to another host may take.
 const CONNECTING: Duration = Duration::from_secs(5);
@@ -172,30 +175,53 @@ impl Link {
 
     /// Adds to an error what became of the target, if it has ended or is about to.
     pub(crate) fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
-        if let Some(reason) = self.last_words() {
-            return error.context(format!("{} failed: {reason}", self.name));
-        }
-        let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
-        match ended {
-            Some(status) => error.context(format!(
-                "{} ended early ({status}); what it had to say stands above",
-                self.name
-            )),
-            None => error.context(format!("lost {}", self.name)),
+        let name = &self.name;
+        match last_words(self.channel.as_mut()) {
+            LastWords::Failed(reason) => error.context(format!("{name} failed: {reason}")),
+            LastWords::None => error.context(format!("lost {name}")),
+            LastWords::Closed => match self.child.as_mut().and_then(status) {
+                Some(status) => error.context(format!(
+                    "{name} ended early ({status}); what it had to say stands above"
+                )),
+                None => error.context(format!("lost {name}")),
+            },
         }
     }
+}
 
-    /// Why it failed, if it says so. A process whose connections broke may not be gone yet.
-    fn last_words(&mut self) -> Option<String> {
-        let channel = self.channel.as_mut()?;
-        loop {
-            match channel.hear(Duration::from_millis(100)) {
-                Ok(Answer::Failed { error }) => return Some(error),
-                Ok(_) => {}
-                Err(_) => return None,
-            }
+/// What a target said before it was lost.
+enum LastWords {
+    /// Why it failed.
+    Failed(String),
+    /// Nothing, and it has closed its end.
+    Closed,
+    /// Nothing yet.
+    None,
+}
+
+fn last_words(channel: Option<&mut Channel>) -> LastWords {
+    let Some(channel) = channel else { return LastWords::Closed };
+    loop {
+        match channel.hear(LAST_WORDS) {
+            Ok(Answer::Failed { error }) => return LastWords::Failed(error),
+            Ok(_) => {}
+            Err(ChannelError::Closed) => return LastWords::Closed,
+            Err(_) => return LastWords::None,
         }
     }
+}
+
+/// How a child ended that has closed its end. It gives its memory back first.
+fn status(child: &mut Child) -> Option<ExitStatus> {
+    let deadline = Instant::now() + LEAVING;
+    while Instant::now() < deadline {
+        match child.try_wait() {
+            Ok(None) => thread::sleep(Duration::from_millis(2)),
+            Ok(Some(status)) => return Some(status),
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 /// The first of a name's addresses that accepts.
@@ -219,12 +245,8 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.channel = None;
         let Some(child) = &mut self.child else { return };
-        let deadline = Instant::now() + LEAVING;
-        while Instant::now() < deadline {
-            match child.try_wait() {
-                Ok(None) => thread::sleep(Duration::from_millis(2)),
-                Ok(Some(_)) | Err(_) => return,
-            }
+        if status(child).is_some() {
+            return;
         }
         // It did not leave by itself; an error means that it has.
         let _ = child.kill();

@@ -87,7 +87,7 @@ struct Drawing<'a> {
 impl Drawing<'_> {
     fn panel(&mut self, panel: &Panel) {
         let points = || panel.lines.iter().flat_map(|line| &line.points);
-        let x = Scale::powers(points().map(|point| point.x), 2.0);
+        let x = Scale::octaves(points().map(|point| point.x));
         let y = Scale::decades(points().flat_map(|point| [point.low, point.high]));
         // A panel without points is not made.
         let (Some(x), Some(y)) = (x, y) else { return };

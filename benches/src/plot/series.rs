@@ -112,7 +112,7 @@ pub(super) enum Height {
 impl Height {
     pub(super) fn title(self) -> &'static str {
         match self {
-            Self::Rate => "throughput [GB/s, 1e9 bytes a second]",
+            Self::Rate => "throughput [GB/s], median and range",
             Self::Latency => "latency, p50 up to p99 [µs]",
         }
     }

@@ -4,6 +4,7 @@
 
 mod ending;
 mod garbage;
+mod model;
 mod output;
 mod program;
 mod serve;
