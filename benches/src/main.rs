@@ -11,7 +11,7 @@
 //! | module | what stands there |
 //! |---|---|
 //! | `cli`, `size`, `pace` | the command line |
-//! | `transfer`, `model`, `plot`, `quickstart`, `serve` | the commands |
+//! | `transfer`, `mixed`, `model`, `plot`, `quickstart`, `serve` | the commands |
 //! | `sweep`, `series` | all combinations; one: warm-up, calibration, interleaved runs, figures |
 //! | `pair`, `engine_run` | both processes, and one run of the engine |
 //! | `control` | how the other process is found and led, what is said |
@@ -28,6 +28,7 @@ mod floor;
 mod iperf;
 mod measure;
 mod memory;
+mod mixed;
 mod model;
 mod output;
 mod pace;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Transfer(args) => transfer::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Mixed(args) => mixed::run(&args),
         Command::Model(args) => model::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),

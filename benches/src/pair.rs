@@ -205,13 +205,13 @@ impl Pair {
 
     /// Has the engine carry every block of the first part once.
     pub(crate) fn run_engine(&mut self, load: &Load) -> anyhow::Result<(Sample, EngineFacts)> {
-        self.fill(0, load.op)?;
+        let round = self.fill(0, load.op)?;
         let (peer, blocks) = self.blocks(0)?;
         let workers = engine_run::workers(load, peer, &blocks)?;
         let clocked = self.clocked(|| race(workers))?;
         let busy = |thread: &Vec<Carried>| thread.iter().map(|carried| carried.latency).sum();
         let elapsed = load.busy(clocked.elapsed, clocked.results.iter().map(busy));
-        let mismatch = self.verify(0, load.op)?;
+        let mismatch = self.verify(0, load.op, round)?;
         let sample = Sample { elapsed, mismatch, ..clocked.sample()? };
         let lanes = self.peer.status().open_lanes;
         Ok((sample, EngineFacts::sum(clocked.results, lanes)?))
@@ -224,7 +224,7 @@ impl Pair {
         load: &Load,
         strategy: Strategy,
     ) -> anyhow::Result<(Sample, Vec<Duration>)> {
-        self.fill(0, load.op)?;
+        let round = self.fill(0, load.op)?;
         let job = load.job(0, strategy);
         let (region, placement) = (self.side.region(), self.side.placement(0)?);
         let workers = self.connections.workers(&job, region, placement)?;
@@ -237,13 +237,13 @@ impl Pair {
         clocked.target_cpu = after.saturating_sub(before);
         let busy = |thread: &Vec<Duration>| thread.iter().sum();
         let elapsed = load.busy(clocked.elapsed, clocked.results.iter().map(busy));
-        let mismatch = self.verify(0, op)?;
+        let mismatch = self.verify(0, op, round)?;
         let sample = Sample { elapsed, mismatch, ..clocked.sample()? };
         Ok((sample, clocked.results.into_iter().flatten().collect()))
     }
 
     /// Does something under the clock, and adds the target's processor time meanwhile.
-    pub(crate) fn clocked<T>(
+    fn clocked<T>(
         &mut self,
         work: impl FnOnce() -> anyhow::Result<Clocked<T>>,
     ) -> anyhow::Result<Clocked<T>> {
@@ -255,20 +255,33 @@ impl Pair {
         Ok(clocked)
     }
 
-    /// A new round's content at the source.
-    pub(crate) fn fill(&mut self, part: u32, op: Op) -> anyhow::Result<()> {
+    /// Does something, and explains by what became of the target why that failed.
+    pub(crate) fn attempt<T>(
+        &mut self,
+        work: impl FnOnce(&Self) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        work(self).map_err(|error| self.target.explain(error))
+    }
+
+    /// A new round's content at the source: the round.
+    pub(crate) fn fill(&mut self, part: u32, op: Op) -> anyhow::Result<u64> {
         self.round += 1;
         let round = self.round;
         let bytes = self.side.placement(part)?.shape().bytes();
         match op {
-            Op::Write => self.side.fill(part, round),
-            Op::Read => self.target.tell(&Order::Fill { part, round }, bytes),
+            Op::Write => self.side.fill(part, round)?,
+            Op::Read => self.target.tell(&Order::Fill { part, round }, bytes)?,
         }
+        Ok(round)
     }
 
-    /// Checks the destination of the last round that was filled, now that the clock has stopped.
-    pub(crate) fn verify(&mut self, part: u32, op: Op) -> anyhow::Result<Option<Mismatch>> {
-        let round = self.round;
+    /// Checks the destination of a round, once the clock has stopped.
+    pub(crate) fn verify(
+        &mut self,
+        part: u32,
+        op: Op,
+        round: u64,
+    ) -> anyhow::Result<Option<Mismatch>> {
         let bytes = self.side.placement(part)?.shape().bytes();
         match op {
             Op::Read => self.side.verify(part, round),

@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Transfer(Box<TransferArgs>),
     /// Be the other process, for kvbench on other hosts: `--peer` leads them here
     Serve(ServeArgs),
+    /// Small transfers beside bulk ones: what each does to the other
+    Mixed(Box<MixedArgs>),
     /// Move what a model's KV cache consists of
     Model(Box<ModelArgs>),
     /// Draw the figures of earlier runs
@@ -116,6 +118,38 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) silence: u64,
+}
+
+/// Settings of `kvbench mixed`.
+#[derive(Debug, Args)]
+pub(crate) struct MixedArgs {
+    /// What a small transfer moves, in one block
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    pub(crate) small: Size,
+    /// Small transfers in an iteration, 1 ms apart
+    #[arg(long, value_name = "N", default_value_t = 200,
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) small_transfers: u32,
+    /// What a bulk transfer moves
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    pub(crate) total: Size,
+    /// Blocks of the bulk transfer
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    pub(crate) block_size: Size,
+    /// Push, pull, or both in turn
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [OpChoice::Both])]
+    pub(crate) op: Vec<OpChoice>,
+    /// Counted iterations
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) iterations: u32,
+    /// What blocks are shuffled and filled from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) other: OtherArgs,
+    /// Write the figures as JSON, `-` for standard output: {"mixed": [..]}
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<Sink>,
 }
 
 const MODEL_HELP: &str = "\

@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn deepseek_r1_is_moved_in_the_ios_that_nixl_counts() {
-        // In fp8, of 10,000 tokens, as NIXL's kvbench documents them.
+        // In fp8, of 10,000 tokens, as the README of NIXL's kvbench has them.
         let ios =
             |pattern, pp, page, requests| ios("deepseek-r1", pattern, (1, pp), page, requests);
         assert_eq!(ios(Block, 8, 512, 10), (2_359_296, 1_490));
@@ -140,6 +140,11 @@ mod tests {
         // 2 x 8 heads x 128 x 80 layers x 256 tokens, and an eighth of it.
         assert_eq!(ios("llama3.1-70b", Block, (1, 1), 256, 1).0, 41_943_040);
         assert_eq!(ios("llama3.1-70b", Block, (8, 1), 256, 1).0, 5_242_880);
+        // A token of it in fp8, as the tests of NIXL's kvbench have it.
+        for (pp, bytes) in [(2, 10_240), (4, 5_120), (8, 2_560), (16, 1_280)] {
+            assert_eq!(ios("llama3.1-70b", Block, (8, pp), 1, 1).0, bytes);
+        }
+        assert_eq!(ios("llama3.1-70b", Layer, (8, 4), 1, 1).0, 256);
         // Sixteen ranks share eight heads.
         assert_eq!(ios("llama3.1-70b", Block, (16, 1), 256, 1).0, 5_242_880);
         let alone = ios("deepseek-r1", Layer, (1, 1), 256, 1);

@@ -4,6 +4,7 @@
 
 mod ending;
 mod garbage;
+mod mixed;
 mod model;
 mod output;
 mod program;
