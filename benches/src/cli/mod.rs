@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Mixed(Box<MixedArgs>),
     /// Move what a model's KV cache consists of
     Model(Box<ModelArgs>),
+    /// Matrices of bytes between processes of this host, alone and at once
+    Matrix(MatrixArgs),
     /// Draw the figures of earlier runs
     Plot(PlotArgs),
     /// Move a model's KV cache between two processes: a first look, in a few seconds
@@ -211,6 +213,43 @@ pub(crate) struct ModelArgs {
     pub(crate) other: OtherArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+const MATRIX_HELP: &str = "\
+A file is a square matrix: a line for each rank that sends, a cell for each that receives, apart by
+blanks. A cell is a number of bytes, with K, M or G for 2^10, 2^20 or 2^30; 0 sends nothing. Lines
+that start with # are comments. Each rank is a process of this host.
+
+With several files, each pattern is moved alone and then all at once: its latency is that of its
+slowest rank. Every byte is checked.
+
+Example:
+    # prefill ranks 0 and 1 push to decode ranks 2 and 3
+    0 0 64M 0
+    0 0 0 64M
+    0 0 0 0
+    0 0 0 0";
+
+/// Settings of `kvbench matrix`.
+#[derive(Debug, Args)]
+#[command(after_long_help = MATRIX_HELP)]
+pub(crate) struct MatrixArgs {
+    /// Matrices of bytes between ranks, one a file
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Counted iterations
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) iterations: u32,
+    /// What the bytes are made from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// How many seconds a rank may be silent, beyond the time that its work takes
+    #[arg(long, value_name = "SECONDS", default_value_t = crate::pair::PATIENCE_S,
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) patience: u64,
+    /// Write the figures as JSON, `-` for standard output: {"patterns": [..]}
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<Sink>,
 }
 
 /// Settings of `kvbench plot`.

@@ -16,4 +16,4 @@ mod orders;
 
 pub(crate) use channel::{Channel, ChannelError};
 pub(crate) use link::{Link, SUBCOMMAND, Whereabouts, unexpected};
-pub(crate) use orders::{Answer, Hello, Order, hello};
+pub(crate) use orders::{Answer, Cell, Hello, Order, hello};

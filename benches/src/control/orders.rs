@@ -65,6 +65,29 @@ pub(crate) enum Order {
     Accept { count: u32 },
     /// Take part in a run of the floor: `Cpu` when all threads stand ready, `Cpu` at its end.
     Floor(Job),
+    /// Connect to engines on this host, one port a rank: `Done`.
+    Meet { ports: Vec<u16> },
+    /// Fill these cells' sources, and be ready to write them: `Done`.
+    Prepare { round: u64, cells: Vec<Cell> },
+    /// Write what was prepared: `Moved`.
+    Go,
+    /// Compare these cells' destinations: `Verified`.
+    Check { round: u64, cells: Vec<Cell> },
+}
+
+/// Bytes that one rank writes to another in one pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Cell {
+    /// Which of the patterns that are moved at once.
+    pub(crate) pattern: u32,
+    /// The rank that is written to.
+    pub(crate) peer: u32,
+    /// Where the bytes start in the source's region, and in the destination's.
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) bytes: u64,
+    /// Its number among all cells, from which its content is made.
+    pub(crate) number: u64,
 }
 
 /// From the target.
@@ -86,6 +109,10 @@ pub(crate) enum Answer {
     },
     Cpu {
         nanoseconds: u64,
+    },
+    /// How long each pattern took, from its submission to the last of its ends.
+    Moved {
+        nanoseconds: Vec<u64>,
     },
     Failed {
         error: String,

@@ -8,8 +8,10 @@
 //! |---|---|
 //! | `listener` | clients of other hosts: one at a time, the others are told so |
 //! | `session` | one client's orders |
+//! | `rank` | orders of a traffic pattern: one of many processes that write to each other |
 
 mod listener;
+mod rank;
 mod session;
 
 use std::io::stdin;

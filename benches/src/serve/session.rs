@@ -3,10 +3,12 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
+use super::rank::{Rank, check};
 use crate::control::{Answer, Channel, ChannelError, Hello, Order, hello};
 use crate::floor::{Connections, Job};
+use crate::matrix::MOST_RANKS;
 use crate::measure::cpu_spent;
 use crate::memory;
 use crate::shape::End;
@@ -14,6 +16,8 @@ use crate::side::{Setup, Side};
 
 /// How long a client may take to say hello, and to read an answer.
 const MANNERS: Duration = Duration::from_secs(5);
+
+const NOT_MET: &str = "an order to a rank that has not met the others";
 
 /// What a client may have.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +90,7 @@ struct Target {
     listener: TcpListener,
     token: u64,
     connections: Connections,
+    rank: Option<Rank>,
 }
 
 impl Target {
@@ -95,7 +100,7 @@ impl Target {
         let listener = TcpListener::bind(SocketAddr::new(host, 0))
             .context("listening for the floor's connections")?;
         let token = getrandom::u64().context("drawing the floor's token")?;
-        Ok(Self { side, listener, token, connections: Connections::default() })
+        Ok(Self { side, listener, token, connections: Connections::default(), rank: None })
     }
 
     fn started(&self) -> anyhow::Result<Answer> {
@@ -126,6 +131,23 @@ impl Target {
             Order::Accept { count } => {
                 self.connections.accept(&self.listener, self.token, count)?;
                 Answer::Done
+            }
+            Order::Meet { ports } => {
+                ensure!(ports.len() <= MOST_RANKS, "at most {MOST_RANKS} ranks can be");
+                self.rank = Some(Rank::meet(&self.side, &ports)?);
+                Answer::Done
+            }
+            Order::Prepare { round, cells } => {
+                let rank = self.rank.as_mut().context(NOT_MET)?;
+                rank.prepare(&self.side, round, &cells)?;
+                Answer::Done
+            }
+            Order::Go => {
+                let rank = self.rank.as_mut().context(NOT_MET)?;
+                Answer::Moved { nanoseconds: rank.go()? }
+            }
+            Order::Check { round, cells } => {
+                Answer::Verified { mismatch: check(&self.side, round, &cells)? }
             }
         })
     }

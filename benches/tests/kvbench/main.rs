@@ -4,6 +4,7 @@
 
 mod ending;
 mod garbage;
+mod matrix;
 mod mixed;
 mod model;
 mod output;
