@@ -33,10 +33,14 @@ lint: ## Check formatting, clippy, documentation, licences and sources.
 	.ci/deny
 
 .PHONY: bench
-bench: ## Compare transfers with raw sockets on this machine; writes out/transfer.json.
+bench: ## Compare transfers with raw sockets on this machine; writes figures and pictures to out/.
 	mkdir -p out
 	$(CARGO) run --quiet --release --locked -p kvbench -- transfer --transport tcp --floor \
-		--block-size 4KiB,64KiB,1MiB,4MiB --total 64MiB,256MiB --json out/transfer.json
+		--block-size 4KiB,64KiB,1MiB,4MiB --total 64MiB,256MiB \
+		--json out/transfer.json --csv out/transfer.csv --plot out/transfer.svg
+	$(CARGO) run --quiet --release --locked -p kvbench -- transfer --transport tcp --floor \
+		--pace hot,cold --block-size 4KiB --json out/latency.json
+	$(CARGO) run --quiet --release --locked -p kvbench -- mixed --json out/mixed.json
 
 .PHONY: micro
 micro: ## Time planning, encoding and decoding (criterion).

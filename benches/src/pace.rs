@@ -6,6 +6,10 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+/// How many transfers one after another an iteration may have: each is planned before the clock
+/// starts.
+pub(crate) const MOST_TRANSFERS: u64 = 1 << 20;
+
 /// When the transfers of an iteration are submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -12,6 +12,12 @@ use crate::shape::{End, Placement, Shape};
 /// How many shapes a region is divided into at most: bulk, and small blocks beside it.
 const MOST_PARTS: u32 = 2;
 
+/// How many layouts are published in all: one for each layer of each shape that is measured.
+const MOST_LAYOUTS: u32 = 1 << 16;
+
+/// How long the names of layouts may be.
+const NAME_BYTES: usize = 64;
+
 /// What both sides are told at the start.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Setup {
@@ -32,6 +38,7 @@ pub(crate) struct Side {
     region: Region,
     /// By the number of the part; `None` where none was placed yet.
     parts: Vec<Option<Placement>>,
+    layouts_published: u32,
 }
 
 impl Side {
@@ -49,7 +56,7 @@ impl Side {
             .listen(SocketAddr::new(host, 0).to_string())
             .start_blocking()
             .with_context(|| format!("starting an engine on {host}"))?;
-        Ok(Self { end, setup, engine, region, parts: Vec::new() })
+        Ok(Self { end, setup, engine, region, parts: Vec::new(), layouts_published: 0 })
     }
 
     /// Divides a part of the region into blocks of this shape.
@@ -90,7 +97,14 @@ impl Side {
     }
 
     /// Tells peers of a part's layers.
-    pub(crate) fn publish(&self, part: u32, name: &str) -> anyhow::Result<()> {
+    pub(crate) fn publish(&mut self, part: u32, name: &str) -> anyhow::Result<()> {
+        ensure!(name.len() <= NAME_BYTES, "a layout's name has at most {NAME_BYTES} bytes");
+        // At most as many layers as a shape may have are added.
+        self.layouts_published += self.placement(part)?.shape().layers;
+        ensure!(
+            self.layouts_published <= MOST_LAYOUTS,
+            "more than {MOST_LAYOUTS} layouts would be published: measure fewer sizes at once"
+        );
         for (layer, layout) in self.layouts(part)?.iter().enumerate() {
             layout.publish(&format!("{name}.{layer}")).context("publishing a layer")?;
         }

@@ -6,7 +6,7 @@ use crate::cli::{MeasureArgs, OpChoice, TransferArgs};
 use crate::control::Whereabouts;
 use crate::iperf::Judge;
 use crate::output::Outputs;
-use crate::pace::Pace;
+use crate::pace::{MOST_TRANSFERS, Pace};
 use crate::pair::{Load, Other, Pair};
 use crate::pattern::Mismatch;
 use crate::progress::Progress;
@@ -121,6 +121,11 @@ fn shape(
         blocks <= MOST_BLOCKS,
         "{blocks} blocks of {block} are too many at once, at most {MOST_BLOCKS} can be: make \
          --block-size larger, or --total, --blocks or --threads smaller"
+    );
+    ensure!(
+        !paced || blocks.div_ceil(each) <= MOST_TRANSFERS,
+        "{blocks} blocks in transfers of {each} are more than {MOST_TRANSFERS} transfers one after \
+         another: make --total smaller"
     );
     let blocks = u32::try_from(blocks).context("too many blocks")?;
     let shape = Shape { base: 0, layers: 1, blocks, block_bytes: block.bytes() };

@@ -54,7 +54,7 @@ impl Table {
 /// How much was moved in a time, one line a run; the floor's columns where it was measured.
 pub(crate) fn of_rates(runs: &[Run]) -> String {
     let with_floor = runs.iter().any(|run| run.floor_gbps.is_some());
-    let mut headings = vec!["op", "pace", "block", "total", "open", "GB/s"];
+    let mut headings = vec!["op", "pace", "block", "total", "threads", "GB/s"];
     if with_floor {
         headings.extend(["floor GB/s", "of floor (range)"]);
     }

@@ -64,7 +64,8 @@ it says whether that floor deserves the name; between two hosts it is not asked.
 pause or 10 ms apart, and the floor waits as the engine does.
 
 Sizes are whole numbers with a unit: 64KiB is 65,536 bytes, 64KB is 64,000. A total that is no
-multiple of the block size is cut to whole blocks. GB/s are 1e9 bytes a second.
+multiple of the block size is cut to whole blocks. GB/s are 1e9 bytes a second. Of threads, 2x3
+are two with three transfers open each.
 
 Examples:
   Push and pull 256 MiB in scattered blocks of 64 KiB:

@@ -94,7 +94,7 @@ impl Connections {
         region: &Region,
         placement: &Placement,
     ) -> anyhow::Result<Vec<Worker>> {
-        job.check()?;
+        job.check(placement.shape().count())?;
         let per_thread = job.strategy.connections;
         let needed = usize::try_from(job.threads * per_thread)?;
         let found = self.0.len();

@@ -19,7 +19,7 @@ use anyhow::{anyhow, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::Op;
-use crate::pace::Pace;
+use crate::pace::{MOST_TRANSFERS, Pace};
 pub(crate) use connections::Connections;
 pub(crate) use flow::Worker;
 
@@ -79,7 +79,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    fn check(&self) -> anyhow::Result<()> {
+    /// Refuses what no initiator asks for. `blocks` is how many the list has.
+    fn check(&self, blocks: u64) -> anyhow::Result<()> {
         ensure!(
             (1..=MOST_THREADS).contains(&self.threads)
                 && (1..=Strategy::MOST_CONNECTIONS).contains(&self.strategy.connections)
@@ -91,6 +92,8 @@ impl Job {
             self.transfer_blocks.is_none() || self.strategy.connections == 1,
             "transfers one after another take one connection a thread: {self:?}"
         );
+        let transfers = self.transfer_blocks.map_or(1, |each| blocks.div_ceil(each));
+        ensure!(transfers <= MOST_TRANSFERS, "{transfers} transfers are too many: {self:?}");
         Ok(())
     }
 }

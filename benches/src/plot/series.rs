@@ -183,7 +183,7 @@ impl Names {
         }
         Self {
             amounts: differ(runs.iter().map(|run| run.amount())),
-            loads: differ(runs.iter().map(|run| (run.threads, run.in_flight))),
+            loads: differ(runs.iter().filter_map(|run| run.threads.zip(run.in_flight))),
             orders: differ(runs.iter().map(|run| run.contiguous)),
         }
     }
@@ -270,12 +270,15 @@ pub(super) mod tests {
     #[test]
     fn only_what_differs_is_in_the_names() {
         let large = Drawn { total_bytes: 1 << 28, threads: Some(2), in_flight: Some(3), ..run("") };
-        let small = run("");
+        let small = Drawn { threads: Some(1), in_flight: Some(1), ..run("") };
+        // One that does not say it does not differ.
+        let panel = panels(&[large.clone(), Drawn { system: "other".into(), ..run("") }]);
+        assert!(panel[0].lines[0].name == "kvferry, 256MiB", "{panel:?}");
         let panels = panels(&[large.clone(), small, Drawn { contiguous: true, ..large }]);
         let names: Vec<&str> = panels[0].lines.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(
             names,
-            ["kvferry, 256MiB, 2×3", "kvferry, 64MiB", "kvferry, 256MiB, 2×3, contiguous"]
+            ["kvferry, 256MiB, 2×3", "kvferry, 64MiB, 1×1", "kvferry, 256MiB, 2×3, contiguous"]
         );
     }
 

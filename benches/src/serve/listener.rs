@@ -68,7 +68,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 
 impl Door {
     fn receive(&self, stream: TcpStream, from: SocketAddr) {
-        let host = stream.local_addr().map(|address| address.ip());
+        let host = stream.local_addr().map(|address| address.ip().to_canonical());
         let nodelay = stream.set_nodelay(true);
         let mut channel = Channel::new(stream);
         let greeted = greet(&mut channel);

@@ -134,6 +134,35 @@ fn orders_that_cannot_be_are_refused_and_take_no_memory() {
         let error = client.refused(&floor(threads, connections));
         assert!(error.contains("floor"), "{threads} {connections}: {error}");
     }
+    // As many transfers as there are blocks, each with a list of its own.
+    let mut client = Client::welcomed(&serve);
+    client.ask(&start(4 << 20));
+    assert_eq!(client.ask(&place(0, 2 << 20, 1)), "done");
+    let mut each = floor(1, 1);
+    each["floor"]["transfer_blocks"] = 1.into();
+    let error = client.refused(&each);
+    assert!(error.contains("too many"), "{error}");
+    still_serves(&serve);
+}
+
+#[test]
+fn layouts_are_published_up_to_a_bound() {
+    let serve = Serve::start(&[]);
+    let mut client = Client::welcomed(&serve);
+    client.ask(&start(1 << 20));
+    let place = |name: &str| {
+        let shape = json!({"base": 0, "layers": 1024, "blocks": 1, "block_bytes": 64});
+        json!({"place": {"name": name, "part": 0, "shape": shape}})
+    };
+    for number in 0..64 {
+        assert_eq!(client.ask(&place(&number.to_string())), "done");
+    }
+    let error = client.refused(&place("more"));
+    assert!(error.contains("65536 layouts"), "{error}");
+    let mut client = Client::welcomed(&serve);
+    client.ask(&start(1 << 20));
+    let error = client.refused(&place(&"x".repeat(65)));
+    assert!(error.contains("64 bytes"), "{error}");
     still_serves(&serve);
 }
 

@@ -1,11 +1,15 @@
 //! `kvbench serve`, and clients that lead to it with `--peer`.
 
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::program::{PATIENCE, Serve, endless, is_positive, measured, refused, until};
+use serde_json::Value;
+
+use crate::program::{PATIENCE, Serve, endless, is_positive, kvbench, measured, refused, until};
 
 /// What the clients here move: more than a target holds without one.
 const TOTAL: u64 = 4 << 20;
@@ -48,7 +52,7 @@ fn a_second_client_is_told_who_is_served() {
     drop(first);
     until("the place to be free", || {
         let arguments = ["transfer", "--total=64KiB", "--iterations=1", "--peer", &serve.address];
-        crate::program::kvbench(&arguments).status.success()
+        kvbench(&arguments).status.success()
     });
 }
 
@@ -133,4 +137,48 @@ fn a_peer_that_is_no_target_is_named() {
     let said = refused(&["transfer", "--patience=1", "--peer", &address]);
     assert!(said.contains("did not answer") && said.contains("--patience"), "{said}");
     assert!(began.elapsed() < PATIENCE && began.elapsed() >= Duration::from_secs(1));
+}
+
+/// A control connection on which every verification after the first is of the round before.
+fn a_round_behind(target: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let target = TcpStream::connect(target).unwrap();
+    thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let mut answers =
+            (BufReader::new(target.try_clone().unwrap()), client.try_clone().unwrap());
+        thread::spawn(move || std::io::copy(&mut answers.0, &mut answers.1));
+        let mut orders = target;
+        for line in BufReader::new(client).lines() {
+            let mut order: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            if let Some(round) = order.pointer_mut("/verify/round")
+                && round.as_u64() > Some(1)
+            {
+                *round = (round.as_u64().unwrap() - 1).into();
+            }
+            writeln!(orders, "{order}").unwrap();
+        }
+    });
+    address
+}
+
+#[test]
+fn a_stale_block_at_the_target_fails_the_run_and_is_in_every_output() {
+    let serve = Serve::start(&[]);
+    let output = kvbench(&[
+        "transfer",
+        "--peer",
+        &a_round_behind(&serve.address),
+        "--op=write",
+        "--total=1MiB",
+        "--iterations=2",
+        "--json=-",
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["runs"][0]["verified"], false);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("the engine did not move what it should: block 0"), "{said}");
+    assert!(said.contains("do not rely on the figures"), "{said}");
 }
