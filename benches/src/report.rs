@@ -69,8 +69,11 @@ pub(crate) struct Run {
     pub(crate) floor_p50_us: Option<f64>,
     pub(crate) floor_p99_us: Option<f64>,
     pub(crate) floor_p999_us: Option<f64>,
-    /// How many times as long as the floor's: the median of the pairs, and of all transfers.
+    /// How many times as long as the floor's: the median of the pairs' ratios, and their range.
     pub(crate) p50_of_floor: Option<f64>,
+    pub(crate) p50_of_floor_min: Option<f64>,
+    pub(crate) p50_of_floor_max: Option<f64>,
+    /// The same of the 99th percentiles of all transfers.
     pub(crate) p99_of_floor: Option<f64>,
     pub(crate) floor_strategy: Option<String>,
     pub(crate) floor_cpu_s_per_gib: Option<f64>,

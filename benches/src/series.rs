@@ -208,6 +208,9 @@ impl Series {
         let ratio_range = ratios.as_deref().and_then(range);
         let paced = floor.filter(|_| self.load.pace != Pace::Bulk);
         let floor_times = paced.and_then(|floor| Percentiles::of(&floor.latencies.concat()));
+        let p50_ratios =
+            paced.and_then(|floor| ratios_of_medians(&measured.latencies, &floor.latencies));
+        let p50_range = p50_ratios.as_deref().and_then(range);
         let is_stream = bytes >= RATE_BYTES && self.load.pace == Pace::Bulk;
         let iperf3_gbps = self.iperf3_gbps.filter(|_| is_stream);
         let counts = |(floor, iperf3)| floor >= FLOOR_WORTH * iperf3;
@@ -252,7 +255,9 @@ impl Series {
             floor_p50_us: floor_times.map(|times| times.p50_us),
             floor_p99_us: floor_times.map(|times| times.p99_us),
             floor_p999_us: floor_times.map(|times| times.p999_us),
-            p50_of_floor: paced.and_then(|floor| medians(&measured.latencies, &floor.latencies)),
+            p50_of_floor: p50_ratios.as_deref().and_then(median),
+            p50_of_floor_min: p50_range.map(|(smallest, _)| smallest),
+            p50_of_floor_max: p50_range.map(|(_, largest)| largest),
             p99_of_floor: floor_times.map(|floor| times.p99_us / floor.p99_us),
             floor_strategy: floor.map(|floor| floor.strategy.to_string()),
             floor_cpu_s_per_gib: floor
@@ -266,12 +271,10 @@ impl Series {
     }
 }
 
-/// How many times as long the median transfer took as the other's: the median of the pairs.
-fn medians(own: &[Vec<Duration>], other: &[Vec<Duration>]) -> Option<f64> {
+/// How many times as long the median transfer took as the other's, pair by pair.
+fn ratios_of_medians(own: &[Vec<Duration>], other: &[Vec<Duration>]) -> Option<Vec<f64>> {
     let p50 = |latencies: &Vec<Duration>| Percentiles::of(latencies).map(|times| times.p50_us);
-    let ratios: Option<Vec<f64>> =
-        own.iter().zip(other).map(|(own, other)| Some(p50(own)? / p50(other)?)).collect();
-    median(&ratios?)
+    own.iter().zip(other).map(|(own, other)| Some(p50(own)? / p50(other)?)).collect()
 }
 
 impl Samples {

@@ -25,11 +25,24 @@ const TOTAL_BYTES: u64 = 256 << 20;
 /// How many transfers one after another an iteration has unless a total says otherwise.
 const PACED_TRANSFERS: u64 = 100;
 
+/// How many transfers are timed for one row: their times are kept until its percentiles are known.
+const MOST_TIMED: u64 = 20_000_000;
+
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Combination {
     pub(crate) shape: Shape,
     pub(crate) load: Load,
+}
+
+impl Combination {
+    /// Transfers of an iteration, at most.
+    fn transfers(&self) -> u64 {
+        match self.load.transfer_blocks {
+            Some(each) => self.shape.count().div_ceil(each),
+            None => u64::from(self.load.threads) * u64::from(self.load.in_flight),
+        }
+    }
 }
 
 /// All combinations that were asked for, those of one shape behind each other.
@@ -151,6 +164,13 @@ pub(crate) fn measure(
 ) -> anyhow::Result<Swept> {
     let region_bytes =
         combinations.iter().map(|one| one.shape.bytes()).max().context("nothing to move")?;
+    let transfers = combinations.iter().map(Combination::transfers).max().unwrap_or_default();
+    let timed = transfers.saturating_mul(args.iterations.into());
+    ensure!(
+        timed <= MOST_TIMED,
+        "{timed} transfers are too many to be timed for one row, at most {MOST_TIMED} can be: set \
+         fewer --iterations"
+    );
     let setup = Setup { region_bytes, seed: args.seed, contiguous: args.contiguous };
     // First, for a pair that cannot start is found out at once.
     let mut pair = Pair::start(setup, other)?;

@@ -92,7 +92,7 @@ pub(crate) fn of_latencies(runs: &[Run]) -> String {
     let mut headings =
         vec!["op", "pace", "block", "blocks", "post", "p50", "p99", "p99.9", "a block"];
     if with_floor {
-        headings.extend(["floor p50", "p50 x", "p99 x"]);
+        headings.extend(["floor p50", "p50 x (range)", "p99 x"]);
     } else {
         headings.extend(["descriptors", "pages"]);
     }
@@ -107,10 +107,9 @@ pub(crate) fn of_latencies(runs: &[Run]) -> String {
         let times = [run.post_us, run.p50_us, run.p99_us, run.p999_us, run.block_us];
         cells.extend(times.map(latency));
         if with_floor {
-            let times = |factor: Option<f64>| factor.map(|factor| format!("{factor:.2}"));
             cells.push(run.floor_p50_us.map(latency).unwrap_or_default());
-            cells
-                .extend([run.p50_of_floor, run.p99_of_floor].map(|x| times(x).unwrap_or_default()));
+            cells.push(as_floor(run).unwrap_or_default());
+            cells.push(run.p99_of_floor.map(|x| format!("{x:.2}")).unwrap_or_default());
         } else {
             cells.extend([run.descriptors.to_string(), size(run.page_kib as u64 * 1024)]);
         }
@@ -147,6 +146,12 @@ fn ratio(run: &Run) -> Option<String> {
         (run.floor_ratio?, run.floor_ratio_min?, run.floor_ratio_max?);
     let [median, smallest, largest] = [median, smallest, largest].map(|ratio| ratio * 100.0);
     Some(format!("{median:.0} % ({smallest:.0}-{largest:.0})"))
+}
+
+fn as_floor(run: &Run) -> Option<String> {
+    let (median, smallest, largest) =
+        (run.p50_of_floor?, run.p50_of_floor_min?, run.p50_of_floor_max?);
+    Some(format!("{median:.2} ({smallest:.1}-{largest:.1})"))
 }
 
 pub(crate) fn size(bytes: u64) -> String {

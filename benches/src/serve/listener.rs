@@ -51,40 +51,53 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
                 continue;
             }
         };
-        if door.strangers.fetch_add(1, Ordering::AcqRel) >= MOST_STRANGERS {
-            door.strangers.fetch_sub(1, Ordering::AcqRel);
-            continue;
-        }
-        let own = door.clone();
+        let Some(stranger) = Stranger::admit(&door) else { continue };
         let spawned = thread::Builder::new()
             .name("kvbench-client".into())
-            .spawn(move || own.receive(stream, from));
+            .spawn(move || stranger.receive(stream, from));
         if let Err(error) = spawned {
-            door.strangers.fetch_sub(1, Ordering::AcqRel);
             note(format_args!("no thread for {from}: {error}"));
         }
     }
 }
 
-impl Door {
-    fn receive(&self, stream: TcpStream, from: SocketAddr) {
-        let host = stream.local_addr().map(|address| address.ip().to_canonical());
-        let nodelay = stream.set_nodelay(true);
-        let mut channel = Channel::new(stream);
-        let greeted = greet(&mut channel);
-        self.strangers.fetch_sub(1, Ordering::AcqRel);
-        let served = greeted.and_then(|()| {
-            nodelay?;
-            let _seat = self.seat(&mut channel, from)?;
-            note(format_args!("serving {from}"));
-            obey(&mut channel, host?, self.limits)
-        });
-        match served {
+/// Somebody who has no seat, and may not get one.
+struct Stranger(Arc<Door>);
+
+impl Stranger {
+    /// `None` when too many wait already.
+    fn admit(door: &Arc<Door>) -> Option<Self> {
+        let stranger = Self(door.clone());
+        (door.strangers.fetch_add(1, Ordering::AcqRel) < MOST_STRANGERS).then_some(stranger)
+    }
+
+    fn receive(self, stream: TcpStream, from: SocketAddr) {
+        match self.serve(stream, from) {
             Ok(()) => note(format_args!("{from} has left")),
             Err(error) => note(format_args!("{from}: {error:#}")),
         }
     }
 
+    fn serve(self, stream: TcpStream, from: SocketAddr) -> anyhow::Result<()> {
+        stream.set_nodelay(true)?;
+        let host = stream.local_addr()?.ip().to_canonical();
+        let mut channel = Channel::new(stream);
+        greet(&mut channel)?;
+        let door = self.0.clone();
+        let _seat = door.seat(&mut channel, from)?;
+        drop(self);
+        note(format_args!("serving {from}"));
+        obey(&mut channel, host, door.limits)
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.0.strangers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Door {
     /// The one seat, if it is free; else the client is told who has it.
     fn seat(&self, channel: &mut Channel, from: SocketAddr) -> anyhow::Result<Seat<'_>> {
         let mut guest = self.guest.lock();

@@ -178,6 +178,10 @@ fn settings_that_cannot_be_are_refused_by_name() {
     assert!(said.contains("free") && said.contains("--blocks"), "{said}");
     let said = refused(&["transfer", "--total", "1GiB", "--block-size", "16B"]);
     assert!(said.contains("67108864 blocks") && said.contains("--block-size"), "{said}");
+    let said = refused(&["transfer", "--pace", "hot", "--iterations", "1000000"]);
+    assert!(said.contains("100000000 transfers") && said.contains("--iterations"), "{said}");
+    let said = refused(&["transfer", "--pace", "hot", "--total", "1GiB", "--block-size", "64B"]);
+    assert!(said.contains("16777216 blocks") && said.contains("--total"), "{said}");
     let said = refused(&["transfer", "--pace", "hot", "--in-flight", "2"]);
     assert!(said.contains("--pace hot") && said.contains("--in-flight 1"), "{said}");
     let said = refused(&["transfer", "--threads", "0"]);
@@ -233,10 +237,12 @@ fn transfers_one_after_another_are_timed_beside_a_floor_that_waits_alike() {
         for name in FIGURES.iter().chain(&["floor_p50_us", "p50_of_floor", "p99_of_floor"]) {
             assert!(is_positive(&run[name]), "{name} of {run}");
         }
+        let ratios = ["p50_of_floor_min", "p50_of_floor", "p50_of_floor_max"];
+        assert!(ratios.is_sorted_by_key(|name| run[name].as_f64().unwrap()), "{run}");
         assert!(run["floor_counts"].is_null(), "these are no streams: {run}");
         let strategy = run["floor_strategy"].as_str().unwrap();
         assert!(strategy.contains("1 connection") && strategy.contains("spins"), "{run}");
     }
-    assert!(printed.contains("p50 x"), "{printed}");
+    assert!(printed.contains("p50 x (range)"), "{printed}");
     assert!(printed.lines().all(|line| line.len() <= 110), "{printed}");
 }
