@@ -31,6 +31,7 @@ lint: ## Check formatting, clippy, documentation, licences and sources.
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 	.ci/deny
+	.ci/python
 
 .PHONY: bench
 bench: ## Compare transfers with raw sockets on this machine; writes figures and pictures to out/.
@@ -49,3 +50,10 @@ micro: ## Time planning, encoding and decoding (criterion).
 .PHONY: instructions
 instructions: ## Count what a descriptor costs in instructions, and compare (callgrind).
 	.ci/instructions
+
+.PHONY: bench-peers
+bench-peers: ## Compare with the published wheels of Mooncake and NIXL; writes out/peers.json, out/peers.svg.
+	benches/peers/setup.sh
+	$(CARGO) build --quiet --release --locked -p kvbench
+	python3 benches/peers/compare.py --kvbench "$${CARGO_TARGET_DIR:-target}/release/kvbench" --json out/peers.json
+	"$${CARGO_TARGET_DIR:-target}/release/kvbench" plot out/peers.json --output out/peers.svg
