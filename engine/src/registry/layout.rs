@@ -63,6 +63,17 @@ impl LayoutView {
         Ok(Span { region: self.region.clone(), offset, length: self.geometry.block_bytes })
     }
 
+    /// The same blocks, of which only `length` bytes from `offset` on count: some heads of each,
+    /// where a block holds them one behind the other.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when that reaches outside a block, [`Error::BadLayout`] when it is
+    /// nothing.
+    pub fn narrow(&self, offset: u64, length: u64) -> Result<Self, Error> {
+        let geometry = narrow(&self.geometry, offset, length, self.region.length())?;
+        Ok(Self { geometry, ..self.clone() })
+    }
+
     /// How many blocks there are.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -120,6 +131,26 @@ impl fmt::Debug for BlockList {
             .field("blocks", &self.indices.len())
             .finish_non_exhaustive()
     }
+}
+
+/// A part of each block: `length` bytes from `offset` on.
+pub(crate) fn narrow(
+    geometry: &Layout,
+    offset: u64,
+    length: u64,
+    region_length: u64,
+) -> Result<Layout, Error> {
+    let within_length = geometry.block_bytes;
+    if offset.checked_add(length).is_none_or(|end| end > within_length) {
+        return Err(Error::OutOfBounds { offset, length, within: "a block", within_length });
+    }
+    // A block does not overflow, so no part of it does.
+    let offset = geometry.offset + offset;
+    let (stride, count) = (geometry.stride, geometry.count);
+    if length == 0 {
+        return Err(Error::BadLayout { offset, block_bytes: 0, stride, count, region_length });
+    }
+    Ok(Layout { offset, block_bytes: length, stride, count })
 }
 
 /// Where a block starts, in bytes from its region's start.

@@ -26,9 +26,9 @@ use table::Table;
 
 pub use grant::Grant;
 pub(crate) use grant::GrantInner;
-pub(crate) use layout::block_offset;
 pub use layout::{BlockList, Layout, LayoutView};
-pub(crate) use region::{Holder, RegionInner, RegionUse};
+pub(crate) use layout::{block_offset, narrow};
+pub(crate) use region::{Holder, RegionInner, RegionUse, part_of_span};
 pub use region::{Region, Released, Span};
 pub(crate) use table::Cursor;
 

@@ -428,6 +428,29 @@ impl Span {
     pub fn length(&self) -> u64 {
         self.length
     }
+
+    /// A range of it: the filled part of a block, for example.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when it reaches outside.
+    pub fn part(&self, offset: u64, length: u64) -> Result<Self, Error> {
+        let offset = part_of_span(self.offset, self.length, offset, length)?;
+        Ok(Self { region: self.region.clone(), offset, length })
+    }
+}
+
+/// Where a part of a span starts, by the count that the span's own `start` is in.
+pub(crate) fn part_of_span(
+    start: u64,
+    within_length: u64,
+    offset: u64,
+    length: u64,
+) -> Result<u64, Error> {
+    match offset.checked_add(length) {
+        // A span does not overflow, so no part of it does.
+        Some(end) if end <= within_length => Ok(start + offset),
+        _ => Err(Error::OutOfBounds { offset, length, within: "a span", within_length }),
+    }
 }
 
 impl fmt::Debug for Span {

@@ -10,6 +10,7 @@ use kvferry_proto::message::{Geometry, RegionDescription};
 use kvferry_proto::{Incarnation, RegionId};
 
 use crate::error::Error;
+use crate::registry::{block_offset, narrow, part_of_span};
 
 pub use grant::RemoteGrant;
 pub(crate) use table::RemoteTable;
@@ -89,12 +90,30 @@ pub struct RemoteSpan {
     pub(crate) length: u64,
 }
 
+impl RemoteSpan {
+    /// Its length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// A range of it: the filled part of a block, for example.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when it reaches outside.
+    pub fn part(&self, offset: u64, length: u64) -> Result<Self, Error> {
+        let offset = part_of_span(self.offset, self.length, offset, length)?;
+        Ok(Self { offset, length, ..*self })
+    }
+}
+
 /// A layout that a peer published.
 #[derive(Clone, Debug)]
 pub struct RemoteLayout {
     pub(crate) incarnation: Incarnation,
     pub(crate) region: RegionId,
     pub(crate) geometry: Geometry,
+    pub(crate) region_length: u64,
 }
 
 impl RemoteLayout {
@@ -107,6 +126,30 @@ impl RemoteLayout {
             geometry: self.geometry,
             indices: indices.into_iter().collect(),
         }
+    }
+
+    /// One block as a span.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`].
+    pub fn block(&self, index: u32) -> Result<RemoteSpan, Error> {
+        Ok(RemoteSpan {
+            incarnation: self.incarnation,
+            region: self.region,
+            offset: block_offset(&self.geometry, index)?,
+            length: self.geometry.block_bytes,
+        })
+    }
+
+    /// The same blocks, of which only `length` bytes from `offset` on count: some heads of each,
+    /// where a block holds them one behind the other.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when that reaches outside a block, [`Error::BadLayout`] when it is
+    /// nothing.
+    pub fn narrow(&self, offset: u64, length: u64) -> Result<Self, Error> {
+        let geometry = narrow(&self.geometry, offset, length, self.region_length)?;
+        Ok(Self { geometry, ..self.clone() })
     }
 
     /// How many blocks there are.

@@ -94,6 +94,7 @@ impl RemoteTable {
             incarnation: self.incarnation?,
             region: layout.region,
             geometry: layout.geometry,
+            region_length: region.length,
         })
     }
 
