@@ -208,6 +208,9 @@ pub struct EngineStatus {
     pub lanes_opened: usize,
     /// Lanes that peers opened.
     pub lanes_accepted: usize,
+    /// Requests of peers that were refused since the start: of unknown, late or repeated ids, under
+    /// no sufficient grant, or for want of room.
+    pub refused_requests: u64,
 }
 
 impl Core {
@@ -218,6 +221,7 @@ impl Core {
             open_transfers: peers.iter().map(|peer| peer.status().open_transfers).sum(),
             lanes_opened: peers.iter().map(|peer| peer.status().open_lanes).sum(),
             lanes_accepted: self.initiators.lane_count(),
+            refused_requests: self.initiators.refused(),
         }
     }
 }

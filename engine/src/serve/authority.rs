@@ -13,9 +13,9 @@ use crate::time;
 
 /// Everything that must hold while a slice is stored or sent.
 pub(super) struct Authority {
-    pub(super) initiator: Arc<Initiator>,
-    pub(super) lane: LaneId,
-    pub(super) transfer: TransferId,
+    initiator: Arc<Initiator>,
+    lane: LaneId,
+    transfer: TransferId,
     deadline: Instant,
     grants: Vec<Arc<GrantInner>>,
 }

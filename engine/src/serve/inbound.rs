@@ -29,9 +29,16 @@ pub struct Inbound {
     floor: TransferId,
     cancelled: BTreeSet<TransferId>,
     delivered: BTreeSet<TransferId>,
-    /// Open lanes, and whether they are fenced.
-    lanes: HashMap<LaneId, bool>,
+    lanes: HashMap<LaneId, Lane>,
     most_lanes: usize,
+}
+
+/// What is known of an open lane.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lane {
+    fenced: bool,
+    /// The slice whose payload is on its way on it.
+    landing: Option<(TransferId, u32)>,
 }
 
 impl Inbound {
@@ -58,7 +65,7 @@ impl Inbound {
         if self.lanes.len() >= self.most_lanes {
             return Err(Refusal::TooManyLanes);
         }
-        self.lanes.insert(lane, false);
+        self.lanes.insert(lane, Lane::default());
         Ok(())
     }
 
@@ -95,7 +102,7 @@ impl Inbound {
     /// # Errors
     /// The refusal that the initiator is told.
     pub fn check(&self, lane: LaneId, transfer: TransferId) -> Result<(), Status> {
-        let fenced = self.lanes.get(&lane).copied().unwrap_or(true);
+        let fenced = self.lanes.get(&lane).is_none_or(|lane| lane.fenced);
         if fenced || transfer < self.floor || self.cancelled.contains(&transfer) {
             return Err(Status::Cancelled);
         }
@@ -113,9 +120,54 @@ impl Inbound {
 
     /// Nothing more that a lane carries is stored. A lane that is not open stores nothing already.
     pub fn fence_lane(&mut self, lane: LaneId) {
-        if let Some(fenced) = self.lanes.get_mut(&lane) {
-            *fenced = true;
+        if let Some(lane) = self.lanes.get_mut(&lane) {
+            lane.fenced = true;
         }
+    }
+
+    /// The payload of a slice begins to come on a lane.
+    ///
+    /// # Errors
+    /// [`Status::InUse`] while the same slice is on its way on another: an honest initiator has
+    /// that lane fenced before it repeats what it carried.
+    pub fn begin_landing(
+        &mut self,
+        lane: LaneId,
+        transfer: TransferId,
+        slice: u32,
+    ) -> Result<(), Status> {
+        if self.lands_elsewhere(lane, |landing| landing == (transfer, slice)) {
+            return Err(Status::InUse);
+        }
+        if let Some(lane) = self.lanes.get_mut(&lane) {
+            lane.landing = Some((transfer, slice));
+        }
+        Ok(())
+    }
+
+    /// The payload on a lane is whole, stored or dropped.
+    pub fn end_landing(&mut self, lane: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(&lane) {
+            lane.landing = None;
+        }
+    }
+
+    fn lands_elsewhere(&self, lane: LaneId, is_it: impl Fn((TransferId, u32)) -> bool) -> bool {
+        let others = self.lanes.iter().filter(|(id, other)| **id != lane && !other.fenced);
+        others.filter_map(|(_, other)| other.landing).any(is_it)
+    }
+
+    /// Whether a transfer's notification that came on a lane may be delivered now.
+    ///
+    /// # Errors
+    /// The refusal that the initiator is told: that of [`Inbound::check`], or [`Status::InUse`]
+    /// while a slice of the transfer is on its way on another lane.
+    pub fn check_notification(&self, lane: LaneId, transfer: TransferId) -> Result<(), Status> {
+        self.check(lane, transfer)?;
+        if self.lands_elsewhere(lane, |(landing, _)| landing == transfer) {
+            return Err(Status::InUse);
+        }
+        Ok(())
     }
 
     /// Whether a transfer's notification was delivered: then all of its data was in place, and the
@@ -156,6 +208,26 @@ mod tests {
         inbound.fence_lane(LANE);
         assert_eq!(inbound.check(LANE, TransferId(8)), Err(Status::Cancelled));
         assert_eq!(inbound.check(LaneId(9), TransferId(8)), Err(Status::Cancelled));
+    }
+
+    #[test]
+    fn an_id_is_in_use_while_something_of_it_is_on_its_way_on_a_lane_that_is_not_fenced() {
+        let mut inbound = inbound();
+        let (transfer, other) = (TransferId(7), LaneId(2));
+        inbound.open_lane(other).unwrap();
+        inbound.begin_landing(LANE, transfer, 0).unwrap();
+        assert_eq!(inbound.begin_landing(other, transfer, 0), Err(Status::InUse));
+        assert_eq!(inbound.check_notification(other, transfer), Err(Status::InUse));
+        assert_eq!(inbound.check_notification(LANE, transfer), Ok(()), "it rides with the slice");
+        inbound.begin_landing(other, transfer, 1).unwrap();
+        inbound.end_landing(other);
+        inbound.begin_landing(other, TransferId(8), 0).unwrap();
+        assert_eq!(inbound.check_notification(LANE, TransferId(8)), Err(Status::InUse));
+        inbound.fence_lane(other);
+        assert_eq!(inbound.check_notification(LANE, TransferId(8)), Ok(()));
+        inbound.fence_lane(LANE);
+        assert_eq!(inbound.check(LANE, transfer), Err(Status::Cancelled));
+        inbound.begin_landing(other, transfer, 0).unwrap();
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvferry_proto::frame::{Hello, Refusal};
+use kvferry_proto::frame::{Hello, Refusal, Status};
 use kvferry_proto::{Incarnation, LaneId};
 use parking_lot::Mutex;
 
@@ -52,13 +53,26 @@ pub(crate) struct Initiators {
     most_lanes: usize,
     dead_after: Duration,
     known: Mutex<BTreeMap<SessionKey, Arc<Initiator>>>,
+    refused: AtomicU64,
 }
 
 impl Initiators {
     /// Each may hold up to `most_lanes` lanes, and be silent for `dead_after`, or three times as
     /// long as it says that it may be.
     pub(crate) fn new(most_lanes: usize, dead_after: Duration) -> Self {
-        Self { most_lanes, dead_after, known: Mutex::default() }
+        Self { most_lanes, dead_after, known: Mutex::default(), refused: AtomicU64::new(0) }
+    }
+
+    /// A request was answered like this.
+    pub(crate) fn count(&self, status: Status) {
+        if status != Status::Done {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many requests were refused.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// An initiator opens a lane.

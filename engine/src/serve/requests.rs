@@ -33,6 +33,7 @@ impl RequestHandler {
                 self.observe(transfer, floor)?;
                 let status =
                     deliver(&self.core, &self.initiator, self.lane, transfer, notification.into());
+                self.core.initiators.count(status);
                 reply(lane, Reply::Notified { transfer, status });
                 Ok(Incoming::Done)
             }
@@ -56,12 +57,20 @@ impl RequestHandler {
     fn write(&self, prefix: &Prefix, request: &SliceRequest<'_>) -> Result<Incoming, String> {
         let head = request.head;
         self.observe(head.transfer, head.floor)?;
-        // A repeat of what was announced: its memory may be somebody else's by now.
-        let is_repeat = self.initiator.inbound.lock().is_delivered(head.transfer);
-        let target =
-            if is_repeat { Err(Status::Done) } else { self.establish(request, Access::Write) };
+        let begun = {
+            let mut inbound = self.initiator.inbound.lock();
+            // A repeat of what was announced: its memory may be somebody else's by now.
+            if inbound.is_delivered(head.transfer) {
+                Err(Status::Done)
+            } else {
+                inbound.begin_landing(self.lane, head.transfer, head.slice)
+            }
+        };
+        let target = begun.and_then(|()| self.establish(request, Access::Write));
         Ok(Incoming::Payload(Box::new(WriteLanding {
             core: self.core.clone(),
+            initiator: self.initiator.clone(),
+            lane: self.lane,
             transfer: head.transfer,
             slice: head.slice,
             answer_now: prefix.answer_now,
@@ -89,7 +98,10 @@ impl RequestHandler {
                 checksum: prefix.checksum,
                 refused: None,
             })),
-            Err(status) => reply(lane, Reply::Held { transfer, slice, status }),
+            Err(status) => {
+                self.core.initiators.count(status);
+                reply(lane, Reply::Held { transfer, slice, status });
+            }
         }
         Ok(Incoming::Done)
     }
@@ -171,7 +183,7 @@ pub(super) fn deliver(
             return Status::Done;
         }
         // A lane that is fenced announces nothing: the repeat that follows the fence does.
-        if let Err(status) = inbound.check(lane, transfer) {
+        if let Err(status) = inbound.check_notification(lane, transfer) {
             return status;
         }
         let from = initiator.incarnation;

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use kvferry_proto::TransferId;
 use kvferry_proto::frame::{Reply, Status};
+use kvferry_proto::{LaneId, TransferId};
 use kvferry_transport::memory::SpanList;
 use kvferry_transport::tcp::{Landed, Landing, Lane, Store, Storer};
 
+use super::Initiator;
 use super::authority::Authority;
 use super::requests::deliver;
 use crate::core::Core;
@@ -14,6 +15,8 @@ use crate::passage;
 
 pub(super) struct WriteLanding {
     pub(super) core: Arc<Core>,
+    pub(super) initiator: Arc<Initiator>,
+    pub(super) lane: LaneId,
     pub(super) transfer: TransferId,
     pub(super) slice: u32,
     pub(super) answer_now: bool,
@@ -47,10 +50,7 @@ impl WriteLanding {
             }
         }
         match self.notification.take() {
-            Some(bytes) => {
-                let lane = authority.lane;
-                deliver(&self.core, &authority.initiator, lane, self.transfer, bytes)
-            }
+            Some(bytes) => deliver(&self.core, &self.initiator, self.lane, self.transfer, bytes),
             None => Status::Done,
         }
     }
@@ -81,6 +81,9 @@ impl Landing for WriteLanding {
 
     fn finish(mut self: Box<Self>, lane: &Lane, landed: Landed) {
         let status = self.end(landed);
+        // Before the answer: what follows from it may come on another lane.
+        self.initiator.inbound.lock().end_landing(self.lane);
+        self.core.initiators.count(status);
         let mut frame = Vec::new();
         Reply::Ack { transfer: self.transfer, slice: self.slice, status }.encode_plain(&mut frame);
         if self.answer_now || status != Status::Done {

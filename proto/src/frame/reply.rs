@@ -48,6 +48,10 @@ pub enum Status {
     /// The source promises to hold the slice until it hears that it has landed.
     #[error("the source waits to hear that the slice has landed")]
     HeldUntilLanded = 12,
+    /// The id is in use: the same slice, or another of the transfer that the notification is of, is
+    /// still on its way.
+    #[error("the transfer's id is in use by something that is still on its way")]
+    InUse = 13,
 }
 
 impl Status {
@@ -66,6 +70,7 @@ impl Status {
             10 => Self::MemoryFault,
             11 => Self::Backpressure,
             12 => Self::HeldUntilLanded,
+            13 => Self::InUse,
             found => return Err(FrameError::Value { what: "status", found: found.into() }),
         })
     }
