@@ -146,8 +146,10 @@ impl EngineBuilder {
         self
     }
 
-    /// How many notifications may wait for the program. While so many do, transfers with a
-    /// notification do not end. Default 65,536.
+    /// How many notifications may wait for the program, beside a bound of 64 MiB on all of them.
+    /// One peer may have as many waiting as it leaves free, so half of them while it is alone. A
+    /// transfer whose notification finds no room does not end before there is some, or its deadline
+    /// has passed. Default 65,536.
     #[must_use]
     pub fn notifications(mut self, notifications: usize) -> Self {
         self.notifications = notifications;

@@ -1,17 +1,17 @@
 //! What all parts of an engine share.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use kvferry_proto::Incarnation;
 use kvferry_proto::frame::Prefix;
-use kvferry_proto::{Incarnation, TransferId};
 use kvferry_transport::tcp::{FramePrefix, LaneConfig, Reactor};
-use parking_lot::{Condvar, Mutex};
-use tokio::sync::Notify;
+use parking_lot::Mutex;
 
 use crate::error::Error;
+use crate::inbox::Inbox;
 use crate::net::Endpoint;
 use crate::outreach::Outreach;
 use crate::peer::PeerInner;
@@ -19,7 +19,6 @@ use crate::plan::PlanLimits;
 use crate::registry::Registry;
 use crate::serve::Initiators;
 use crate::session::Settings as SessionSettings;
-use crate::time;
 
 /// How many frames may wait on a lane before it is not read any more.
 const BACKLOG_FRAMES: usize = 64;
@@ -37,86 +36,6 @@ pub(crate) struct Settings {
     pub(crate) notifications: usize,
     /// Where lanes are advertised; none: the host that the caller reached, and the port got.
     pub(crate) lane_address: Option<Endpoint>,
-}
-
-/// A notification that a peer sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notification {
-    /// The engine that sent it.
-    pub from: Incarnation,
-    /// The transfer that it belongs to, by that engine's count.
-    pub transfer: TransferId,
-    /// What it says.
-    pub bytes: Arc<[u8]>,
-}
-
-/// Notifications that wait for the program.
-pub(crate) struct Inbox {
-    limit: usize,
-    waiting: Mutex<VecDeque<Notification>>,
-    arrived: Condvar,
-    arrived_async: Notify,
-}
-
-impl Inbox {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            waiting: Mutex::default(),
-            arrived: Condvar::new(),
-            arrived_async: Notify::new(),
-        }
-    }
-
-    /// False when it is full. [`Inbox::announce`] has to follow.
-    pub(crate) fn insert(&self, notification: Notification) -> bool {
-        let mut waiting = self.waiting.lock();
-        if waiting.len() >= self.limit {
-            return false;
-        }
-        waiting.push_back(notification);
-        true
-    }
-
-    /// Wakes whoever waits.
-    pub(crate) fn announce(&self) {
-        self.arrived.notify_one();
-        self.arrived_async.notify_one();
-    }
-
-    #[cfg(feature = "simulation")]
-    pub(crate) fn waiting(&self) -> Vec<Notification> {
-        self.waiting.lock().iter().cloned().collect()
-    }
-
-    pub(crate) fn pop(&self) -> Option<Notification> {
-        self.waiting.lock().pop_front()
-    }
-
-    pub(crate) async fn next(&self) -> Notification {
-        loop {
-            let arrived = self.arrived_async.notified();
-            if let Some(notification) = self.pop() {
-                // A wake-up may have been meant for another waiter.
-                if !self.waiting.lock().is_empty() {
-                    self.arrived_async.notify_one();
-                }
-                return notification;
-            }
-            arrived.await;
-        }
-    }
-
-    pub(crate) fn wait(&self, patience: Duration) -> Option<Notification> {
-        let deadline = time::after(Instant::now(), patience);
-        let mut waiting = self.waiting.lock();
-        while waiting.is_empty() {
-            if self.arrived.wait_until(&mut waiting, deadline).timed_out() {
-                break;
-            }
-        }
-        waiting.pop_front()
-    }
 }
 
 pub(crate) struct Core {

@@ -11,8 +11,9 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::builder::EngineBuilder;
-use crate::core::{Core, Notification};
+use crate::core::Core;
 use crate::error::Error;
+use crate::inbox::Notification;
 use crate::net::{Endpoint, IntoEndpoint};
 use crate::peer::Peer;
 use crate::registry::{Grant, Registry, Span};

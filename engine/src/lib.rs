@@ -29,6 +29,7 @@
 //! | [`serve`] | the owner's side; [`serve::inbound`] is its state machine | lanes |
 //! | `remote` | the copy of a peer's table, and handles into it | none |
 //! | `request`, `completion` | what a caller asks for, and the end it waits for | none |
+//! | `inbox` | notifications that wait for the program, each peer with a fair share of the room | none |
 //! | `passage` | the fence: how permission to touch memory is withdrawn for certain | none |
 //! | `peer` | the driver of one session | lanes |
 //! | `outreach` | what a session asks for that takes its time: handshakes, lanes, alarms | none |
@@ -60,6 +61,7 @@ mod control;
 mod core;
 mod engine;
 mod error;
+mod inbox;
 mod lanes;
 mod net;
 mod outreach;
@@ -84,9 +86,9 @@ struct Readme;
 
 pub use builder::EngineBuilder;
 pub use completion::{Ended, Report, Transfer};
-pub use core::Notification;
 pub use engine::{Engine, EngineStatus};
 pub use error::{Error, Remote, TransferError};
+pub use inbox::Notification;
 pub use net::{Endpoint, IntoEndpoint};
 pub use peer::{Peer, PeerStatus};
 pub use registry::{BlockList, Grant, Layout, LayoutView, Region, Registry, Released, Span};

@@ -10,7 +10,8 @@ use super::Initiator;
 use super::authority::Authority;
 use super::read::DataFrame;
 use super::write::WriteLanding;
-use crate::core::{Core, Notification};
+use crate::core::Core;
+use crate::inbox::Notification;
 use crate::passage;
 
 pub(crate) struct RequestHandler {

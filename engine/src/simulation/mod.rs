@@ -43,9 +43,10 @@ use parking_lot::Mutex;
 use prost::Message;
 
 use crate::control::{accept, offer};
-use crate::core::{Core, Notification, Settings};
+use crate::core::{Core, Settings};
 use crate::engine::EngineStatus;
 use crate::error::Error;
+use crate::inbox::Notification;
 use crate::net::IntoEndpoint;
 use crate::peer::{Peer, PeerInner};
 use crate::plan::PlanLimits;
