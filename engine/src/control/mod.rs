@@ -3,12 +3,14 @@
 //! | file | what stands there |
 //! |---|---|
 //! | `server` | the service `Peer`, for engines that want to reach this one |
+//! | `admit` | who may use the control port: so many, and those that speak HTTP/2 |
 //! | `accept` | lanes that others open |
 //! | `client` | the handshake with a peer, and its table |
 //! | `offer` | what engines tell each other in it |
 //! | `lane` | lanes to a peer |
 
 pub(crate) mod accept;
+mod admit;
 pub(crate) mod client;
 pub(crate) mod lane;
 pub(crate) mod offer;

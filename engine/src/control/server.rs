@@ -7,12 +7,12 @@ use kvferry_proto::Incarnation;
 use kvferry_proto::message;
 use kvferry_proto::rpc;
 use kvferry_proto::rpc::peer_server::{Peer, PeerServer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::accept::ACCEPT_PAUSE;
+use super::admit::admit_all;
 use super::offer::hello_reply;
 use crate::core::Core;
 use crate::registry::Cursor;
@@ -42,7 +42,7 @@ struct PeerService {
 /// Serves for as long as the engine's runtime lives.
 pub(crate) async fn serve(core: Arc<Core>, listener: TcpListener, lane_port: u16) {
     let (accepting, accepted) = mpsc::channel(ACCEPTED_AHEAD);
-    tokio::spawn(accept(listener, accepting));
+    tokio::spawn(admit_all(listener, accepting));
     let watchers = Arc::new(Semaphore::new(MOST_WATCHERS));
     let service = PeerServer::new(PeerService { core, lane_port, watchers });
     let served = tonic::transport::Server::builder()
@@ -54,25 +54,6 @@ pub(crate) async fn serve(core: Arc<Core>, listener: TcpListener, lane_port: u16
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the control server failed: no peer can connect any more");
-    }
-}
-
-/// Accepts connections for as long as they are served, and pauses while none can be had.
-async fn accept(listener: TcpListener, accepted: mpsc::Sender<std::io::Result<TcpStream>>) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                // Small messages both ways: one that cannot be told so is slower, no more.
-                let _ = stream.set_nodelay(true);
-                if accepted.send(Ok(stream)).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "no control connection can be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
     }
 }
 
