@@ -28,6 +28,43 @@ pub struct Setup {
     pub open_transfers: Option<u64>,
     /// Where a bootstrap server beside it listens.
     pub bootstrap: Option<String>,
+    /// Whether the cache is a sparse file, which takes no more memory than is written of it.
+    pub sparse: bool,
+}
+
+/// A view of a cache as blocks.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct View {
+    /// Where block 0 starts.
+    pub offset: u64,
+    /// The length of a block in bytes.
+    pub block_bytes: u64,
+    /// From one block to the next, in bytes.
+    pub stride: u64,
+    /// How many blocks.
+    pub count: u64,
+}
+
+/// A range of a cache, and where in some contents its bytes come from.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where it starts in the cache.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Where it comes from in the contents.
+    pub source: u64,
+}
+
+/// How an engine and all that hangs on it go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Farewell {
+    /// The engine is dropped first, then its handles: memory, peers, transfers, grants.
+    EngineFirst,
+    /// The handles are dropped first, the engine last.
+    EngineLast,
+    /// A thread that owns all of it panics.
+    Panic,
 }
 
 /// Which way a transfer goes.
@@ -88,6 +125,27 @@ pub enum Command {
         /// The contents.
         seed: u64,
     },
+    /// Fill ranges of the cache with what belongs where each comes from.
+    Put {
+        /// The ranges.
+        pieces: Vec<Piece>,
+        /// The contents.
+        seed: u64,
+    },
+    /// Look which ranges do not hold what belongs where each comes from.
+    Look {
+        /// The ranges.
+        pieces: Vec<Piece>,
+        /// The contents.
+        seed: u64,
+    },
+    /// Publish another layout of the cache.
+    Publish {
+        /// Its name.
+        name: String,
+        /// What it is.
+        view: View,
+    },
     /// Connect to a peer.
     Connect {
         /// Its address.
@@ -104,6 +162,16 @@ pub enum Command {
         name: String,
         /// What it moves.
         what: Move,
+    },
+    /// Push one block at a time from many threads, each its own block to the same of the peer's,
+    /// and wait for all.
+    Storm {
+        /// The address of the peer.
+        with: String,
+        /// How many threads.
+        threads: u32,
+        /// How many transfers in all.
+        transfers: u32,
     },
     /// Wait for a transfer's end.
     Wait {
@@ -168,6 +236,11 @@ pub enum Command {
         /// How long to wait for transfers.
         patience_ms: u64,
     },
+    /// Let go of the engine and everything that hangs on it.
+    Drop {
+        /// How.
+        how: Farewell,
+    },
 }
 
 /// How a transfer ended.
@@ -188,6 +261,8 @@ pub enum End {
         message: String,
         /// What is known of the peer's memory.
         remote: String,
+        /// Whether the same may succeed later.
+        retryable: bool,
     },
     /// It has not ended yet.
     Pending,
@@ -213,6 +288,12 @@ impl End {
         }
     }
 
+    /// Whether it failed, and the same may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Failed { retryable: true, .. })
+    }
+
     /// Whether it ended `Done`.
     #[must_use]
     pub fn is_done(&self) -> bool {
@@ -233,6 +314,10 @@ pub struct Held {
     pub regions: u64,
     /// Grants.
     pub grants: usize,
+    /// Requests of peers that were refused so far.
+    pub refused: u64,
+    /// Answers that matched nothing under way so far.
+    pub stale: u64,
     /// Open descriptors of the process.
     pub descriptors: usize,
     /// Threads of the process.
@@ -256,6 +341,8 @@ pub enum Answer {
         cause: String,
         /// All of it, in words.
         message: String,
+        /// Whether the same may succeed later.
+        retryable: bool,
     },
     /// The engine runs.
     Started {

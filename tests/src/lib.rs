@@ -6,17 +6,20 @@
 //! | [`hosts`] | other people's machines, from a page of facts to a tree of files |
 //! | [`command`] | what a test tells a peer process, and what that answers |
 //! | [`process`] | peer processes: started, told, stopped, woken, killed |
+//! | [`own`] | an engine in the test's own process, with all of its interface at hand |
 //! | [`proxy`] | a TCP relay between two processes that holds bytes back and cuts connections |
 //! | [`pattern`] | contents that tell where a byte belongs and which version it is |
 //! | [`wire`] | a peer that is no engine: it speaks frames, well or badly |
 //!
 //! The peer process is the binary `kvferry-test-peer`: an engine that does what it is told on
-//! standard input. The tests are in `tests/tests/`, a file for each kind of promise.
+//! standard input. The tests are in `tests/tests/`: `promises/`, a file for each kind of promise, and
+//! `recipes/`, a file for each kind of failure that users of other engines have reported.
 #![forbid(unsafe_code)]
 
 pub mod bootstrap;
 pub mod command;
 pub mod hosts;
+pub mod own;
 pub mod pattern;
 pub mod process;
 pub mod proxy;

@@ -18,7 +18,8 @@ const ANSWER: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    stdin: ChildStdin,
+    /// Closed to have it end by itself.
+    stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
     /// Where its engine is reached.
     pub address: String,
@@ -93,7 +94,7 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{program:?}: {error}"));
-        let stdin = child.stdin.take().expect("it is piped");
+        let stdin = Some(child.stdin.take().expect("it is piped"));
         let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
         let (address, incarnation, lane_port) = (String::new(), 0, 0);
         let mut process =
@@ -119,7 +120,8 @@ impl Process {
     /// Tells it something; [`Process::answer`] has to follow.
     pub fn tell_only(&mut self, command: &Command) {
         let line = serde_json::to_string(command).expect("a command is plain data");
-        writeln!(self.stdin, "{line}").expect("the peer reads its commands");
+        let stdin = self.stdin.as_mut().expect("it was not asked to end");
+        writeln!(stdin, "{line}").expect("the peer reads its commands");
     }
 
     /// Its next answer.
@@ -130,7 +132,8 @@ impl Process {
         serde_json::from_str(&line).expect("an answer is plain data")
     }
 
-    fn ok(&mut self, command: &Command) {
+    /// Tells it something that has to go well.
+    pub fn ok(&mut self, command: &Command) {
         match self.tell(command) {
             Answer::Ok => {}
             other => panic!("{command:?}: {other:?}"),
@@ -187,8 +190,8 @@ impl Process {
     pub fn transfer(&mut self, what: Move) -> End {
         match self.tell(&Command::Submit { name: "t".into(), what }) {
             Answer::Ok => self.wait("t", ANSWER),
-            Answer::Error { cause, message } => {
-                End::Failed { cause, message, remote: "untouched".into() }
+            Answer::Error { cause, message, retryable } => {
+                End::Failed { cause, message, remote: "untouched".into(), retryable }
             }
             other => panic!("{other:?}"),
         }
@@ -254,6 +257,15 @@ impl Process {
         kill_process(self.pid(), Signal::CONT).expect("it is stopped");
     }
 
+    /// Has it end by itself, with whatever is under way. Returns how long that took.
+    pub fn leave(mut self) -> Duration {
+        let began = Instant::now();
+        drop(self.stdin.take());
+        let status = self.child.wait().expect("it was started here");
+        assert!(status.success(), "{status}");
+        began.elapsed()
+    }
+
     /// Kills it and waits for its end.
     pub fn kill(&mut self) {
         kill_process(self.pid(), Signal::KILL).expect("it runs");
@@ -288,6 +300,14 @@ pub fn stop(pid: Pid) {
     {
         std::thread::yield_now();
     }
+}
+
+/// What a peer process holds that has given its engine back.
+#[must_use]
+pub fn bare() -> Held {
+    let mut process = Process::start();
+    process.ok(&Command::Shutdown { patience_ms: 500 });
+    process.held()
 }
 
 /// A push of `count` blocks, from the first of the pusher's to the first of the other's.
@@ -346,6 +366,8 @@ pub fn usage_of(pid: &str) -> anyhow::Result<Held> {
         lanes_accepted: 0,
         regions: 0,
         grants: 0,
+        refused: 0,
+        stale: 0,
         // The listing holds a descriptor itself.
         descriptors: fs::read_dir(format!("{proc}/fd"))?.count() - 1,
         threads,

@@ -48,7 +48,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// A relay in front of a peer's lanes.
+/// A relay in front of a port of a peer's. What comes while nobody is behind it is closed.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -143,6 +143,23 @@ impl Proxy {
     #[must_use]
     pub fn accepted(&self) -> usize {
         self.state().accepted
+    }
+
+    /// Says something to every initiator in its target's place. In step with what the target says
+    /// only while that says nothing.
+    pub fn say_back(&self, bytes: &[u8]) {
+        for connection in self.state().connections.values() {
+            (&connection.client).write_all(bytes).expect("the initiator reads what it gets");
+        }
+    }
+
+    /// Cuts every connection from initiators. What they had sent and is held back still goes to the
+    /// target once it is released.
+    pub fn lose(&self) {
+        for connection in self.state().connections.values() {
+            // What has arrived here can still be read.
+            let _ = connection.client.shutdown(Shutdown::Both);
+        }
     }
 
     /// Cuts every connection, both ways.

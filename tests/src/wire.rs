@@ -2,13 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::time::Duration;
 
 use kvferry_proto::frame::{Descriptor, Hello, Kind, Prefix, Refusal, Reply, SliceHead, Welcome};
-use kvferry_proto::message::VERSION_MAJOR;
+use kvferry_proto::message::{Ticket, VERSION_MAJOR};
 use kvferry_proto::{GrantId, Incarnation, LaneId, RegionId, TransferId};
 
-use crate::process::Process;
+use crate::command::{Answer, Command, Setup};
+use crate::process::{Cache, Process};
 
 /// A lane to a peer process, spoken by hand.
 #[derive(Debug)]
@@ -78,6 +80,26 @@ impl RawLane {
                 std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
             ),
         }
+    }
+}
+
+/// A peer of whose 8 blocks of 4 KiB one initiator was granted all, and the ticket.
+#[must_use]
+pub fn granted_to(initiator: u64) -> (Process, Ticket) {
+    let cache = Cache { blocks: 8, block_bytes: 4096, share: false };
+    let mut target = Process::start_with(Setup::default(), cache);
+    let ticket = grant(&mut target, "g", initiator, 0..8);
+    (target, ticket)
+}
+
+/// Has a peer grant blocks to an initiator that is no engine, to be written for a minute.
+#[must_use]
+pub fn grant(target: &mut Process, name: &str, initiator: u64, blocks: Range<u32>) -> Ticket {
+    let (name, peer) = (name.into(), initiator);
+    let grant = Command::Grant { name, blocks, peer, write: true, ttl_ms: 60_000 };
+    match target.tell(&grant) {
+        Answer::Ticket(ticket) => Ticket::decode(&ticket).expect("it is a ticket"),
+        other => panic!("{other:?}"),
     }
 }
 

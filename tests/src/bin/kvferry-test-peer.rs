@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +11,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use kvferry_engine::bootstrap::{self, Bootstrap};
 use kvferry_engine::{
-    Access, Engine, Grant, Incarnation, Layout, LayoutView, Peer, Region, Registry, RemoteGrant,
-    RemoteLayout, RemoteSpans, Transfer,
+    Access, Engine, Grant, Incarnation, Layout, LayoutView, Memory, Peer, Region, Registry,
+    RemoteGrant, RemoteLayout, RemoteSpans, Transfer,
 };
-use kvferry_tests::command::{Answer, Command, End, Held, Move, Setup, Way};
+use kvferry_tests::command::{Answer, Command, End, Farewell, Held, Move, Piece, Setup, View, Way};
 use kvferry_tests::{pattern, process};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 struct Host {
     registry: Registry,
@@ -39,9 +41,12 @@ fn main() -> Result<()> {
     for line in std::io::stdin().lock().lines() {
         let command = serde_json::from_str(&line?).context("reading a command")?;
         let answer = runtime.block_on(obey(&mut host, command)).unwrap_or_else(|error| {
-            let cause =
-                error.downcast_ref::<kvferry_engine::Error>().map_or_else(|| "Other".into(), name);
-            Answer::Error { cause, message: format!("{error:#}") }
+            let known = error.downcast_ref::<kvferry_engine::Error>();
+            Answer::Error {
+                cause: known.map_or_else(|| "Other".into(), name),
+                message: format!("{error:#}"),
+                retryable: known.is_some_and(kvferry_engine::Error::is_retryable),
+            }
         });
         let mut out = std::io::stdout().lock();
         serde_json::to_writer(&mut out, &answer)?;
@@ -76,6 +81,10 @@ async fn obey(host: &mut Option<Host>, command: Command) -> Result<Answer> {
             if let Some(host) = host.take() {
                 host.engine.shutdown(Duration::from_millis(patience_ms));
             }
+            Ok(Answer::Ok)
+        }
+        (Command::Drop { how }, host) => {
+            host.take().context("not started")?.leave(how);
             Ok(Answer::Ok)
         }
         (command, host) => host.as_mut().ok_or_else(|| anyhow!("not started"))?.obey(command).await,
@@ -116,7 +125,14 @@ impl Host {
             builder = builder.bootstrap(Bootstrap::builder().listen(listen));
         }
         let engine = builder.start().await?;
-        let cache = registry.allocate(blocks * block_bytes)?;
+        let bytes = blocks * block_bytes;
+        let cache = if setup.sparse {
+            let file = File::from(memfd_create("kvferry-test", MemfdFlags::CLOEXEC)?);
+            file.set_len(bytes)?;
+            registry.register(Memory::map_file(file)?, Access::ReadWrite)?
+        } else {
+            registry.allocate(bytes)?
+        };
         let layout =
             cache.layout(Layout { offset: 0, block_bytes, stride: block_bytes, count: blocks })?;
         layout.publish("cache")?;
@@ -144,6 +160,26 @@ impl Host {
                 pattern::fill(self.cache()?, start, length, seed, start)?;
             }
             Command::Check { blocks, seed } => return self.wrong(&blocks, seed).map(Answer::Wrong),
+            Command::Put { pieces, seed } => {
+                let cache = self.cache()?;
+                for piece in pieces {
+                    pattern::fill(cache, piece.offset, piece.length, seed, piece.source)?;
+                }
+            }
+            Command::Look { pieces, seed } => {
+                let cache = self.cache()?;
+                let mut wrong = Vec::new();
+                for (index, Piece { offset, length, source }) in (0..).zip(pieces) {
+                    if pattern::first_wrong(cache, offset, length, seed, source)?.is_some() {
+                        wrong.push(index);
+                    }
+                }
+                return Ok(Answer::Wrong(wrong));
+            }
+            Command::Publish { name, view: View { offset, block_bytes, stride, count } } => {
+                let layout = Layout { offset, block_bytes, stride, count };
+                self.cache()?.layout(layout)?.publish(&name)?;
+            }
             Command::Connect { address } => {
                 let peer = self.engine.connect(&address).await?;
                 self.remotes.insert(address.clone(), peer.layout("cache")?);
@@ -157,6 +193,7 @@ impl Host {
                 let transfer = self.submit(&what)?;
                 self.transfers.insert(name, transfer);
             }
+            Command::Storm { with, threads, transfers } => self.storm(&with, threads, transfers)?,
             Command::Wait { name, patience_ms } => {
                 let transfer = self.transfers.get_mut(&name).context("no such transfer")?;
                 let patience = Duration::from_millis(patience_ms);
@@ -169,6 +206,7 @@ impl Host {
                         cause: self::name(&error.cause),
                         message: error.to_string(),
                         remote: error.remote.to_string(),
+                        retryable: error.cause.is_retryable(),
                     },
                     Err(_) => End::Pending,
                 }));
@@ -212,7 +250,10 @@ impl Host {
             Command::Registration => {
                 self.held.as_ref().and_then(bootstrap::Held::state).context("no attempt yet")??;
             }
-            Command::Start { .. } | Command::Status | Command::Shutdown { .. } => {}
+            Command::Start { .. }
+            | Command::Status
+            | Command::Shutdown { .. }
+            | Command::Drop { .. } => {}
         }
         Ok(Answer::Ok)
     }
@@ -264,6 +305,40 @@ impl Host {
         Ok(request.checksum(what.checksum).submit().map_err(|error| error.cause)?)
     }
 
+    fn storm(&self, with: &str, threads: u32, transfers: u32) -> Result<()> {
+        let (peer, layout) = (self.peer(with)?, &self.layout);
+        let remote = self.remotes.get(with).context("not looked up")?;
+        let push = |block: u32| -> Result<()> {
+            for _ in 0..transfers / threads {
+                peer.write(layout.blocks([block]), remote.blocks([block])).submit()?.wait()?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let pushing: Vec<_> =
+                (0..threads).map(|block| scope.spawn(move || push(block))).collect();
+            pushing.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+        })
+    }
+
+    fn leave(self, how: Farewell) {
+        match how {
+            Farewell::EngineFirst => drop(self),
+            Farewell::EngineLast => {
+                let Self { registry, engine, cache, layout, peers, transfers, grants, .. } = self;
+                drop((transfers, grants, peers, layout, cache, registry, engine));
+            }
+            Farewell::Panic => {
+                let owner = std::thread::spawn(move || {
+                    let _owned = self;
+                    // A panic that nobody need read about.
+                    std::panic::resume_unwind(Box::new("as it was told"));
+                });
+                assert!(owner.join().is_err(), "it panicked");
+            }
+        }
+    }
+
     fn next_notification(&self, patience_ms: u64, seed: Option<u64>) -> Result<Answer> {
         let patience = Duration::from_millis(patience_ms);
         let Some(notification) = self.engine.wait_notification(patience) else {
@@ -295,6 +370,9 @@ fn held(host: Option<&Host>) -> Result<Held> {
         lanes_accepted: status.map_or(0, |status| status.lanes_accepted),
         regions: registry.map_or(0, Registry::region_count),
         grants: registry.map_or(0, Registry::grant_count),
+        refused: status.map_or(0, |status| status.refused_requests),
+        stale: host
+            .map_or(0, |host| host.peers.values().map(|peer| peer.status().stale_answers).sum()),
         ..of_process
     })
 }

@@ -59,7 +59,7 @@ fn connecting_to_somebody_who_never_was_ends_with_the_reason() {
     for (address, why) in [(silent_address, "no answer within"), (closed, "refused")] {
         let began = Instant::now();
         match initiator.tell(&Command::Connect { address }) {
-            Answer::Error { cause, message } => {
+            Answer::Error { cause, message, .. } => {
                 assert_eq!(cause, "Unreachable");
                 assert!(message.contains(why), "{message}");
             }

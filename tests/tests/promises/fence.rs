@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use kvferry_proto::frame::{Control, Reply, Status};
-use kvferry_proto::message::Ticket;
 use kvferry_proto::{LaneId, TransferId};
 use kvferry_tests::command::{Answer, Command, Move, Setup, Way};
 use kvferry_tests::process::{Cache, Process, blocks, pull, push};
 use kvferry_tests::proxy::Proxy;
-use kvferry_tests::wire::{RawLane, write_frame, write_frame_with};
+use kvferry_tests::wire::{RawLane, granted_to, write_frame, write_frame_with};
 
 /// Nothing that a peer does holds up a revocation: it takes a system call's time. The rest is for
 /// the way to the process and back.
@@ -204,21 +203,6 @@ fn what_is_cancelled_is_fenced_at_the_target() {
     target.assert_holds(0..COUNT, 2);
     assert!(initiator.transfer(blocks(Way::Push, &target, 0..10)).is_done());
     target.assert_holds(0..10, 1);
-}
-
-/// A peer of which everything is granted to a made-up initiator, and what that needs to write.
-fn granted_to(initiator: u64) -> (Process, Ticket) {
-    let cache = Cache { blocks: 8, block_bytes: 4096, share: false };
-    let mut target = Process::start_with(Setup::default(), cache);
-    let grant = Command::Grant {
-        name: "g".into(),
-        blocks: 0..8,
-        peer: initiator,
-        write: true,
-        ttl_ms: 60_000,
-    };
-    let Answer::Ticket(ticket) = target.tell(&grant) else { panic!("no ticket") };
-    (target, Ticket::decode(&ticket).unwrap())
 }
 
 #[test]

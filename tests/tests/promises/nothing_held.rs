@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kvferry_tests::command::{Answer, Command, Held, Setup};
-use kvferry_tests::process::{Cache, Process, pull, push, usage_of};
+use kvferry_tests::process::{Cache, Process, bare, pull, push, usage_of};
 use kvferry_tests::proxy::Proxy;
 
 /// A share of a core that an idle engine with ten peers may take: a thousandth is the goal, and
@@ -14,13 +14,6 @@ fn shut_down(process: &mut Process) -> Held {
     let began = Instant::now();
     assert!(matches!(process.tell(&Command::Shutdown { patience_ms: 500 }), Answer::Ok));
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    process.held()
-}
-
-/// What a process of the same kind holds that never started an engine, or has given it back.
-fn bare() -> Held {
-    let mut process = Process::start();
-    shut_down(&mut process);
     process.held()
 }
 
@@ -104,24 +97,4 @@ fn an_idle_engine_with_ten_connected_peers_sleeps() {
     let share = spent.as_secs_f64() / began.elapsed().as_secs_f64();
     println!("an idle engine with ten peers takes {:.4} % of a core", share * 100.0);
     assert!(share < IDLE_SHARE, "{share}");
-}
-
-#[test]
-fn ten_thousand_small_transfers_leave_no_more_sockets_than_one() {
-    let mut target = Process::start();
-    let mut initiator = Process::start();
-    initiator.connect(&target);
-    assert!(initiator.transfer(push(&target, 1)).is_done());
-    let before = initiator.await_held("connected", |held| held.lanes_opened == 2);
-    for round in 0..100 {
-        for index in 0..100 {
-            initiator.submit(&index.to_string(), push(&target, 1));
-        }
-        for index in 0..100 {
-            assert!(initiator.wait(&index.to_string(), Duration::from_secs(10)).is_done());
-        }
-        assert_eq!(initiator.held().lanes_opened, 2, "round {round}");
-    }
-    assert_eq!(initiator.held().descriptors, before.descriptors);
-    assert_eq!(target.held().lanes_accepted, 2);
 }
