@@ -241,6 +241,29 @@ impl Process {
         }
     }
 
+    /// Waits until no lane that others opened to it has more than so many bytes which it has not
+    /// read: for one that is stopped, until those with more are reset.
+    pub fn await_unread(&self, most: u64) {
+        let began = Instant::now();
+        let port = format!(":{:04X}", self.lane_port);
+        // Local address, remote address, state, and bytes to be sent and to be read, in hex.
+        let unread = |line: &str| {
+            let mut fields = line.split_whitespace().skip(1);
+            let is_ours = fields.next().is_some_and(|local| local.ends_with(&port));
+            let (_, unread) = fields.nth(2).filter(|_| is_ours)?.split_once(':')?;
+            u64::from_str_radix(unread, 16).ok()
+        };
+        loop {
+            let sockets = fs::read_to_string("/proc/net/tcp").expect("the kernel tells");
+            let largest = sockets.lines().filter_map(unread).max();
+            if largest.is_none_or(|largest| largest <= most) {
+                return;
+            }
+            assert!(began.elapsed() < Duration::from_secs(10), "{largest:?} bytes are unread");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Its process id.
     #[must_use]
     pub fn pid(&self) -> Pid {

@@ -103,6 +103,8 @@ fn a_writer_that_times_out_and_reuses_its_memory_sends_none_of_the_new_bytes() {
     assert_eq!((end.cause(), end.remote()), ("Deadline", "unknown"), "{end:?}");
     // The caller was told the end: the memory is its own again.
     initiator.fill(0..COUNT, 2);
+    // Its lane is reset on another thread, a moment later.
+    target.await_unread(4096);
     target.wake();
     // Whatever is still in the target's sockets is taken out of them before this is through.
     assert!(initiator.transfer(Move { notify: Some("x".into()), ..push(&target, 0) }).is_done());
