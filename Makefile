@@ -22,6 +22,10 @@ simulate: ## Run whole engines in virtual time (KVFERRY_SEED=n repeats one run).
 soak: ## Simulate with fresh seeds for a while (SECONDS=n, default 600).
 	KVFERRY_SOAK_SECONDS=$${SECONDS:-600} $(MAKE) simulate
 
+.PHONY: fuzz
+fuzz: ## Fuzz every parser (SECONDS=n for each, default 60); needs nightly Rust and cargo-fuzz.
+	SECONDS_EACH=$(or $(SECONDS),60) fuzz/run
+
 .PHONY: test-all
 test-all: test ## Run every test, those that need set-up included (SETUP=1 does it).
 

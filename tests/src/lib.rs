@@ -3,6 +3,7 @@
 //! | module | what stands there |
 //! |---|---|
 //! | [`bootstrap`] | what a bootstrap server is asked, and has to answer |
+//! | [`fuzz`] | everything that parses what comes from the network, fed with anything |
 //! | [`hosts`] | other people's machines, from a page of facts to a tree of files |
 //! | [`command`] | what a test tells a peer process, and what that answers |
 //! | [`process`] | peer processes: started, told, stopped, woken, killed |
@@ -18,6 +19,7 @@
 
 pub mod bootstrap;
 pub mod command;
+pub mod fuzz;
 pub mod hosts;
 pub mod own;
 pub mod pattern;

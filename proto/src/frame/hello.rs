@@ -89,13 +89,13 @@ impl Hello {
         let mut reader = Reader::new(bytes);
         magic(&mut reader)?;
         let version = reader.u16("version")?;
-        reserved(reader.u16("padding")?)?;
+        reserved(reader.u16("padding")?.into())?;
         let lane = LaneId(reader.u32("lane")?);
         let initiator = incarnation(&mut reader)?;
         let target = incarnation(&mut reader)?;
         let session = reader.u64("session")?;
         let ping_ms = reader.u32("ping interval")?;
-        reader.u32("padding")?;
+        reserved(reader.u32("padding")?)?;
         Ok(Self { version, initiator, target, session, lane, ping_ms })
     }
 }
@@ -131,8 +131,8 @@ impl Welcome {
             5 => Some(Refusal::ShuttingDown),
             found => return Err(FrameError::Value { what: "refusal", found: found.into() }),
         };
-        reserved(reader.u16("padding")?)?;
-        reader.u32("padding")?;
+        reserved(reader.u16("padding")?.into())?;
+        reserved(reader.u32("padding")?)?;
         Ok(Self { target: incarnation(&mut reader)?, refusal })
     }
 }
@@ -148,7 +148,7 @@ fn magic(reader: &mut Reader<'_>) -> Result<(), FrameError> {
     })
 }
 
-fn reserved(found: u16) -> Result<(), FrameError> {
+fn reserved(found: u32) -> Result<(), FrameError> {
     if found == 0 {
         Ok(())
     } else {

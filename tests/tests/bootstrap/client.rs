@@ -158,6 +158,8 @@ fn an_answer_is_read_up_to_a_bound() {
     let address = listener.local_addr().unwrap();
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
+        // An answer before the request is another error.
+        let _request = stream.read(&mut [0; 4096]).unwrap();
         let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
         stream.write_all(head).unwrap();
         let chunk = format!("100000\r\n{}\r\n", "x".repeat(1 << 20));
@@ -213,6 +215,22 @@ fn a_held_registration_is_renewed_until_it_is_dropped() {
         assert!(dropped.elapsed() < 20 * SECOND, "somebody renews it");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn a_worker_that_was_replaced_asks_no_more() {
+    let (address, thread) = stranger(answer("409 Conflict", "{\"error\":\"was replaced\"}"));
+    let worker = Worker::start();
+    let (lease, incarnation) = (Some(Duration::from_millis(100)), Some(Incarnation(7)));
+    let held = client(&address)
+        .hold(Registration { lease, incarnation, ..registration(&worker) })
+        .unwrap();
+    let error = held.wait(20 * SECOND).unwrap_err();
+    assert!(matches!(error, ClientError::Superseded { .. }), "{error}");
+    thread.join().unwrap();
+    // Nobody is there any more: a further attempt would have another end.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(matches!(held.state(), Some(Err(ClientError::Superseded { .. }))), "{held:?}");
 }
 
 #[test]

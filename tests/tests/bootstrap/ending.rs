@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use kvferry_engine::bootstrap::Bootstrap;
+use kvferry_engine::{Engine, Registry};
 use kvferry_tests::bootstrap::http::{connect, get};
 use kvferry_tests::command::{Answer, Command, Setup};
 use kvferry_tests::process::{Cache, Process};
@@ -85,5 +86,10 @@ fn settings_that_cannot_work_and_ports_that_are_taken_are_errors() {
     let server = builder().start_blocking().unwrap();
     let address = server.address().to_string();
     let error = Bootstrap::builder().listen(&address).start_blocking().unwrap_err();
+    assert!(error.to_string().contains(&format!("cannot listen on {address}")), "{error}");
+    // An engine does not start without the server that it was told to have.
+    let beside = Bootstrap::builder().listen(&address);
+    let engine = Engine::builder(Registry::new()).listen("127.0.0.1:0").bootstrap(beside);
+    let error = engine.start_blocking().unwrap_err();
     assert!(error.to_string().contains(&format!("cannot listen on {address}")), "{error}");
 }

@@ -30,6 +30,7 @@ macro_rules! bootstrap_cases {
         $crate::bootstrap_cases!($start; order:
             a_worker_that_starts_again_has_its_rank_back_once_the_old_one_is_gone
             an_engine_that_starts_again_replaces_the_old_one_as_a_whole
+            a_worker_whose_port_does_not_answer_is_gone_in_bounded_time
             a_newer_incarnation_replaces_a_living_older_one_which_never_returns
             of_many_who_want_the_rank_of_a_dead_worker_one_gets_it
         );

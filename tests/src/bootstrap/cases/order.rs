@@ -1,10 +1,12 @@
 //! Who gives way to whom.
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 use crate::bootstrap::http::{query, register};
 use crate::bootstrap::server::{Options, Start};
-use crate::bootstrap::worker::{Worker, dead_address, registration, with};
+use crate::bootstrap::worker::{Clogged, Worker, dead_address, registration, with};
 
 /// In-tree workers: the address decides.
 pub fn a_worker_that_starts_again_has_its_rank_back_once_the_old_one_is_gone(start: Start<'_>) {
@@ -40,6 +42,20 @@ pub fn an_engine_that_starts_again_replaces_the_old_one_as_a_whole(start: Start<
     assert_eq!(query(&address).json(), expected);
 }
 
+/// Nor may in-tree callers be kept waiting for their answer: they give up after 5 s.
+pub fn a_worker_whose_port_does_not_answer_is_gone_in_bounded_time(start: Start<'_>) {
+    let server = start(Options::default());
+    let address = server.address();
+    let clogged = Clogged::start();
+    let new = Worker::start();
+    for tp in 0..4 {
+        register(&address, &registration("a", [0, tp, 0], &clogged.address())).accepted();
+    }
+    let began = Instant::now();
+    register(&address, &new.registration("b", [0, 0, 0])).accepted();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
 /// Workers with an incarnation: the order decides, and nobody has to die first.
 pub fn a_newer_incarnation_replaces_a_living_older_one_which_never_returns(start: Start<'_>) {
     let server = start(Options::default());
@@ -70,7 +86,7 @@ pub fn a_newer_incarnation_replaces_a_living_older_one_which_never_returns(start
 pub fn of_many_who_want_the_rank_of_a_dead_worker_one_gets_it(start: Start<'_>) {
     let server = start(Options::default());
     let address = server.address();
-    let workers: Vec<_> = (0..16).map(|_| Worker::start()).collect();
+    let workers: Vec<_> = (0..8).map(|_| Worker::start()).collect();
     for round in 0..8_u32 {
         let rank = [round, 0, 0];
         register(&address, &registration("a", rank, &dead_address())).accepted();

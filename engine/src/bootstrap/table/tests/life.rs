@@ -99,6 +99,8 @@ fn not_more_addresses_are_tried_at_once_than_the_bound_and_each_has_its_turn() {
         tried.extend(probes.iter().map(|probe| probe.address().endpoint().port()));
     }
     assert_eq!(tried.len(), usize::from(workers));
+    let swap = world.table.register(world.now, plain("b", rank(0, 0, 0), 9));
+    assert!(matches!(swap, Answer::Probe(pending) if pending.probes().len() == PROBES_AT_ONCE));
     // A whole engine that is gone gives way although it takes several rounds to find out.
     world.register(plain("b", rank(0, 0, 0), 9)).unwrap();
     assert_eq!(world.listing().engines[&0].workers.len(), 1);
@@ -153,6 +155,9 @@ fn what_is_remembered_of_ranks_that_nobody_holds_is_bounded() {
         world.register(named("a", rank(0, 0, 0), 1, incarnation)).unwrap();
     }
     assert!(world.table.history.ranks() <= 16);
+    let late = world.register(named("a", rank(0, 0, 0), 1, 990));
+    assert!(matches!(late, Err(Refusal::Superseded { .. })));
+    world.register(named("a", rank(0, 0, 0), 1, 1)).expect("too many have followed it");
 }
 
 #[test]

@@ -1,0 +1,4 @@
+//! `table_update` of [`kvferry_tests::fuzz`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| kvferry_tests::fuzz::messages::table_update(bytes));
