@@ -1,6 +1,6 @@
 //! Promise 3: each end fences its own memory.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Control, Reply, Status};
 use kvferry_proto::{LaneId, TransferId};
@@ -41,8 +41,11 @@ fn a_target_that_revokes_keeps_its_blocks_though_the_writer_wakes_later() {
     initiator.submit("t", Move { ticket, ..push(&target, COUNT) });
     proxy.await_held();
     initiator.stop();
-    let landed = COUNT as usize - target.wrong(&pairs(0..COUNT), 1).len();
-    assert!(landed > 10, "the writer was to be stopped in mid-write, {landed} blocks are there");
+    // The writer was stopped in mid-write once some blocks are there.
+    let began = Instant::now();
+    while target.wrong(&pairs(0..COUNT), 1).len() > COUNT as usize - 10 {
+        assert!(began.elapsed() < Duration::from_secs(10), "nothing arrives of what was sent");
+    }
 
     let took = target.revoke("g");
     assert!(took < AT_ONCE, "{took:?}");
