@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvferry_proto::Incarnation;
 use kvferry_proto::frame::limits;
-use kvferry_transport::tcp::{Reactor, ReactorConfig};
+use kvferry_transport::lanes::{Reactor, ReactorConfig};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvferry_proto::Incarnation;
 use kvferry_proto::frame::Prefix;
-use kvferry_transport::tcp::{FramePrefix, LaneConfig, Reactor};
+use kvferry_transport::lanes::{FramePrefix, LaneConfig, Reactor};
 use parking_lot::Mutex;
 
 use crate::error::Error;

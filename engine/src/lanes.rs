@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use kvferry_proto::LaneId;
-use kvferry_transport::tcp::Lane;
+use kvferry_transport::lanes::Lane;
 use parking_lot::Mutex;
 
 /// Lanes that are open. A lane is added under the lock that removes it, so one that closes at once

@@ -1,25 +1,26 @@
 //! Registered memory, and the lanes that carry it between processes.
 //!
 //! This crate knows bytes and sockets and nothing of peers, grants or transfers: what a frame means
-//! and whether it may touch memory is decided by whoever implements [`tcp::LaneHandler`],
-//! [`tcp::Landing`] and [`tcp::Outgoing`].
+//! and whether it may touch memory is decided by whoever implements
+//! [`lanes::LaneHandler`], [`lanes::Landing`] and [`lanes::Outgoing`].
 //!
 //! ```text
 //!  region memory                     one lane                       region memory
 //!  +---+---+---+   gather: sendmsg   ==========   scatter: recvmsg   +---+---+---+
-//!  | 7 | 2 | 9 | ------------------> TCP stream ------------------>  | 1 | 5 | 3 |
+//!  | 7 | 2 | 9 | ------------------> --- stream ------------------>  | 1 | 5 | 3 |
 //!  +---+---+---+   no copy of ours   ==========   no copy of ours    +---+---+---+
 //! ```
 //!
 //! | module | what stands there |
 //! |---|---|
 //! | [`memory`] | memory that others may touch: allocated, foreign, or a mapped file; lists of spans of it |
-//! | [`tcp`] | lanes over TCP connections, and the threads that drive them |
+//! | [`lanes`] | lanes over TCP and Unix connections, and the threads that drive them |
+//! | [`local`] | two processes of one host: how they know that they are, and how one reads the other's memory |
 //! | [`rdma`] | which RDMA adapters this host has, and what the kernel says about them |
 //!
 //! Memory that a peer may write is never a `&[u8]` here: it is a [`memory::Memory`], copied from
 //! and into by system calls and raw pointers. All `unsafe` of the project stands in
-//! `memory` and `tcp`.
+//! `memory`, `lanes` and `local`.
 //!
 //! ```
 //! use kvferry_transport::memory::{Memory, SpanList};
@@ -34,6 +35,8 @@
 //! # Ok::<(), kvferry_transport::memory::MemoryError>(())
 //! ```
 
+mod descriptor;
+pub mod lanes;
+pub mod local;
 pub mod memory;
 pub mod rdma;
-pub mod tcp;

@@ -85,7 +85,7 @@ fn a_file_that_is_truncated_is_an_error_and_not_a_signal() {
     let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
     let sent = spans.gather(fd, &[], &mut Default::default());
-    assert!(kvferry_transport::tcp::is_memory_fault(&sent.unwrap_err()));
+    assert!(kvferry_transport::lanes::is_memory_fault(&sent.unwrap_err()));
 
     let empty = tempfile::tempfile().unwrap();
     assert!(matches!(Memory::map_file(empty), Err(MemoryError::Empty)));
@@ -105,7 +105,7 @@ fn memory_that_is_unmapped_under_a_span_is_an_error_of_the_call() {
     let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
     let error = spans.gather(fd, &[], &mut Default::default()).unwrap_err();
-    assert!(kvferry_transport::tcp::is_memory_fault(&error), "{error}");
+    assert!(kvferry_transport::lanes::is_memory_fault(&error), "{error}");
 }
 
 /// The textbook CRC-32C, bit by bit (reflected polynomial 0x82f63b78).

@@ -1,6 +1,7 @@
 //! Lanes that others open.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +57,10 @@ async fn greet(core: &Arc<Core>, mut stream: TcpStream) -> io::Result<()> {
     let hello = Hello::decode(&hello).map_err(io::Error::other)?;
     let admitted = admit(core, &hello);
     let sent = stream.write_all(&admitted.welcome(core).encode()).await;
-    let stream = sent.and_then(|()| stream.into_std());
+    let stream = sent.and_then(|()| {
+        stream.set_nodelay(true)?;
+        Ok(stream.into_std()?.into())
+    });
     admitted.take_up(core, &hello, stream)
 }
 
@@ -74,7 +78,7 @@ impl Admitted {
         self,
         core: &Arc<Core>,
         hello: &Hello,
-        stream: io::Result<std::net::TcpStream>,
+        stream: io::Result<OwnedFd>,
     ) -> io::Result<()> {
         let initiator = self.0.map_err(io::Error::other)?;
         let opened = stream.and_then(|stream| {

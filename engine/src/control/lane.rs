@@ -1,7 +1,7 @@
 //! Lanes to a peer: how one is opened.
 
 use std::fmt::Display;
-use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use kvferry_proto::LaneId;
@@ -53,8 +53,9 @@ async fn try_open(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error> {
     stream.write_all(&hello.encode()).await.map_err(|error| unreachable(&error))?;
     let mut welcome = [0; Welcome::BYTES];
     stream.read_exact(&mut welcome).await.map_err(|error| unreachable(&error))?;
+    stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
     let stream = stream.into_std().map_err(|error| unreachable(&error))?;
-    take_up(peer, lane, &offer, &welcome, stream)
+    take_up(peer, lane, &offer, &welcome, stream.into())
 }
 
 /// Where a lane is opened, and what is said first on it.
@@ -80,7 +81,7 @@ pub(crate) fn take_up(
     lane: LaneId,
     offer: &Offer,
     welcome: &[u8; Welcome::BYTES],
-    stream: TcpStream,
+    stream: OwnedFd,
 ) -> Result<(), Error> {
     let welcome = Welcome::decode(welcome)
         .map_err(|error| Error::Protocol { peer: offer.endpoint.clone(), error })?;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use kvferry_proto::TransferId;
+use kvferry_transport::lanes::{Load, Loader, Outgoing, Start};
 use kvferry_transport::memory::SpanList;
-use kvferry_transport::tcp::{Load, Loader, Outgoing, Start};
 
 use crate::passage;
 use crate::transfer::Op;
@@ -72,7 +72,7 @@ impl Outgoing for SliceFrame {
             Permit::Unfenced => Load::Reset,
         });
         if let Load::Sent(Err(error)) = &load
-            && kvferry_transport::tcp::is_memory_fault(error)
+            && kvferry_transport::lanes::is_memory_fault(error)
         {
             // The frame is half out with nothing to follow it: the lane goes, the transfer too.
             cargo.fault();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Reply, Request as WireRequest};
 use kvferry_proto::{Incarnation, LaneId, TransferId};
-use kvferry_transport::tcp::Outgoing;
+use kvferry_transport::lanes::Outgoing;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, oneshot};
 

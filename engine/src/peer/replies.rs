@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 
 use kvferry_proto::frame::{Prefix, Reply};
 use kvferry_proto::{LaneId, TransferId};
-use kvferry_transport::memory::SpanList;
-use kvferry_transport::tcp::{
+use kvferry_transport::lanes::{
     CloseReason, Incoming, Landed, Landing, Lane, LaneHandler, Store, Storer,
 };
+use kvferry_transport::memory::SpanList;
 
 use super::PeerInner;
 use crate::error::Error;

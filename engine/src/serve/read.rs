@@ -2,8 +2,8 @@
 
 use kvferry_proto::TransferId;
 use kvferry_proto::frame::{Reply, Status};
+use kvferry_transport::lanes::{Load, Loader, Outgoing, Start, is_memory_fault};
 use kvferry_transport::memory::SpanList;
-use kvferry_transport::tcp::{Load, Loader, Outgoing, Start, is_memory_fault};
 
 use super::authority::Authority;
 use crate::passage;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvferry_proto::frame::{Control, Prefix, Reply, Request, SliceRequest, Status};
 use kvferry_proto::{Access, LaneId, TransferId};
-use kvferry_transport::tcp::{CloseReason, Incoming, Lane, LaneHandler};
+use kvferry_transport::lanes::{CloseReason, Incoming, Lane, LaneHandler};
 
 use super::Initiator;
 use super::authority::Authority;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvferry_proto::frame::{Reply, Status};
 use kvferry_proto::{LaneId, TransferId};
+use kvferry_transport::lanes::{Landed, Landing, Lane, Store, Storer};
 use kvferry_transport::memory::SpanList;
-use kvferry_transport::tcp::{Landed, Landing, Lane, Store, Storer};
 
 use super::Initiator;
 use super::authority::Authority;

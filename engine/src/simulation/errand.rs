@@ -203,7 +203,7 @@ impl Opening {
     pub fn welcomed(self, welcome: &[u8; Welcome::BYTES], stream: OwnedFd) {
         let Some(peer) = self.peer.upgrade() else { return };
         let opened = lane::hello(&peer, self.lane)
-            .and_then(|(offer, _)| lane::take_up(&peer, self.lane, &offer, welcome, stream.into()));
+            .and_then(|(offer, _)| lane::take_up(&peer, self.lane, &offer, welcome, stream));
         lane::report(&peer, self.lane, opened);
     }
 

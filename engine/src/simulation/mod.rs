@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Hello, Welcome};
 use kvferry_proto::{Access, Incarnation};
-use kvferry_transport::tcp::Reactor;
+use kvferry_transport::lanes::Reactor;
 use parking_lot::Mutex;
 use prost::Message;
 
@@ -228,7 +228,7 @@ impl Node {
         let hello = Hello::decode(hello).ok()?;
         let admitted = accept::admit(&self.core, &hello);
         let welcome = admitted.welcome(&self.core).encode();
-        if let Err(error) = admitted.take_up(&self.core, &hello, Ok(stream.into())) {
+        if let Err(error) = admitted.take_up(&self.core, &hello, Ok(stream)) {
             tracing::debug!(%error, "no lane");
         }
         Some(welcome)

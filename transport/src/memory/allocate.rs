@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use super::MemoryError;
@@ -19,7 +19,9 @@ pub(super) struct SharedMapping {
     mapped_bytes: usize,
     page_bytes: usize,
     /// Kept open so that peers on this host can be handed it.
-    _memfd: File,
+    memfd: File,
+    /// Whether those who are handed it can only read.
+    is_lendable: bool,
 }
 
 impl SharedMapping {
@@ -32,9 +34,12 @@ impl SharedMapping {
             .filter(|bytes| i64::try_from(*bytes).is_ok())
             .ok_or(MemoryError::Overflow { base: 0, length: length as u64 })?;
         let memfd = sealed_memfd(mapped_bytes)?;
-        let base = map_aligned(&memfd, mapped_bytes)?;
-        let mut mapping =
-            Self { base, mapped_bytes, page_bytes: pages::SMALL_PAGE_BYTES, _memfd: memfd };
+        let base = map_aligned(memfd.as_fd(), mapped_bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+        // Our mapping stays writable; nobody can make another that is, write, or punch holes.
+        // Before Linux 5.1 there is no such seal, and the memory is lent to nobody.
+        let is_lendable = seal(&memfd, libc::F_SEAL_FUTURE_WRITE).is_ok();
+        let page_bytes = pages::SMALL_PAGE_BYTES;
+        let mut mapping = Self { base, mapped_bytes, page_bytes, memfd, is_lendable };
         mapping.populate()?;
         mapping.page_bytes = pages::page_bytes_at(base, mapped_bytes);
         Ok(mapping)
@@ -46,6 +51,10 @@ impl SharedMapping {
 
     pub(super) fn page_bytes(&self) -> usize {
         self.page_bytes
+    }
+
+    pub(super) fn lend(&self) -> io::Result<Option<OwnedFd>> {
+        if self.is_lendable { self.memfd.try_clone().map(|fd| Some(fd.into())) } else { Ok(None) }
     }
 
     /// Populates the range, then asks for it to be collapsed into huge pages. That the kernel
@@ -116,16 +125,24 @@ fn sealed_memfd(bytes: usize) -> Result<File, MemoryError> {
         source,
     })?;
     // Nobody who is handed the descriptor can make an access of ours fail by cutting it short.
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-    // SAFETY: an integer argument on a descriptor that we own.
-    if unsafe { libc::fcntl(memfd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-        return Err(MemoryError::system("sealing a memfd", bytes));
-    }
+    seal(&memfd, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW).map_err(|source| {
+        MemoryError::System { what: "sealing a memfd", bytes: bytes as u64, source }
+    })?;
     Ok(memfd)
 }
 
+fn seal(memfd: &File, seals: libc::c_int) -> io::Result<()> {
+    // SAFETY: an integer argument on a descriptor that we own.
+    let result = unsafe { libc::fcntl(memfd.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Maps `memfd` at a multiple of 2 MiB: reserves more than is needed and places the mapping in it.
-fn map_aligned(memfd: &File, bytes: usize) -> Result<NonNull<u8>, MemoryError> {
+pub(crate) fn map_aligned(
+    memfd: BorrowedFd<'_>,
+    bytes: usize,
+    protection: libc::c_int,
+) -> Result<NonNull<u8>, MemoryError> {
     let reserved_bytes = bytes + HUGE_PAGE_BYTES;
     // SAFETY: a fresh mapping at an address of the kernel's choice; the result is checked.
     let reserved = unsafe {
@@ -148,7 +165,7 @@ fn map_aligned(memfd: &File, bytes: usize) -> Result<NonNull<u8>, MemoryError> {
         libc::mmap(
             base,
             bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
+            protection,
             libc::MAP_SHARED | libc::MAP_FIXED,
             memfd.as_raw_fd(),
             0,

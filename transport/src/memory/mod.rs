@@ -5,7 +5,7 @@
 //! at the same time, here or by a peer, are for the program to avoid: what they leave behind is any
 //! mix of both, as with any memory that is shared with a device or another process.
 
-mod allocate;
+pub(crate) mod allocate;
 mod file;
 mod pages;
 mod spans;
@@ -13,6 +13,7 @@ mod spans;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
@@ -71,6 +72,12 @@ pub enum MemoryError {
         /// The length that the mapping needs.
         needed_bytes: u64,
     },
+    /// What a peer lends cannot be mapped safely.
+    #[error("what the peer lends cannot be mapped: {reason}")]
+    NotLent {
+        /// Why not.
+        reason: &'static str,
+    },
     /// The kernel refused.
     #[error("{what} of {bytes} bytes failed: {source}")]
     System {
@@ -84,17 +91,14 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    fn system(what: &'static str, bytes: usize) -> Self {
+    pub(crate) fn system(what: &'static str, bytes: usize) -> Self {
         Self::System { what, bytes: bytes as u64, source: io::Error::last_os_error() }
     }
 }
 
 enum Backing {
     Foreign,
-    Shared(
-        #[expect(dead_code, reason = "held so that it is unmapped with the last handle")]
-        SharedMapping,
-    ),
+    Shared(SharedMapping),
     File(FileMapping),
 }
 
@@ -204,6 +208,18 @@ impl Memory {
     #[must_use]
     pub fn location(&self) -> Location {
         self.0.location
+    }
+
+    /// A descriptor by which another process of this host can map it, and only read; `None` for
+    /// memory that is not [`Location::Shared`], or that this kernel does not seal against writes.
+    ///
+    /// # Errors
+    /// What the kernel says when it has no descriptor left.
+    pub fn lend(&self) -> io::Result<Option<OwnedFd>> {
+        match &self.0.backing {
+            Backing::Shared(mapping) => mapping.lend(),
+            Backing::Foreign | Backing::File(_) => Ok(None),
+        }
     }
 
     /// Copies bytes out, starting at `offset`.

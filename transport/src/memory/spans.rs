@@ -1,11 +1,14 @@
 //! Lists of spans, checked when they are made, gathered from and scattered into by system calls.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 use crc_fast::{CrcAlgorithm, Digest};
 
 use super::{Memory, MemoryError};
+use crate::descriptor::{self, Room};
+use crate::local::PeerSpans;
+use crate::local::copy::{self, Store};
 
 /// The most pieces that one system call takes (Linux: `UIO_MAXIOV`).
 const IOV_MAX: usize = 1024;
@@ -13,9 +16,14 @@ const IOV_MAX: usize = 1024;
 /// How much is copied at once where bytes have to pass through user space.
 const COPY_BYTES: usize = 16 << 10;
 
-/// Room for the arguments of one scatter or gather call, kept so that none is allocated per call.
+/// Room for the arguments of one scatter or gather call, kept so that none is allocated per call,
+/// and the descriptors that came with what was scattered.
 #[derive(Default)]
-pub struct IoVecs(Vec<libc::iovec>);
+pub struct IoVecs {
+    pieces: Vec<libc::iovec>,
+    room: Room,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
 
 // SAFETY: the entries are only meaningful during the call that fills them; between calls the
 // vector is nothing but capacity.
@@ -23,9 +31,13 @@ unsafe impl Send for IoVecs {}
 
 impl std::fmt::Debug for IoVecs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IoVecs").field("capacity", &self.0.capacity()).finish()
+        f.debug_struct("IoVecs").field("capacity", &self.pieces.capacity()).finish_non_exhaustive()
     }
 }
+
+/// From this size on a list of spans is copied past the cache. Its receiver is not about to look at
+/// so much at once, and the cache is full of things that somebody is.
+const STREAMED_BYTES: u64 = 256 << 10;
 
 #[derive(Clone, Copy, Debug)]
 struct RawSpan {
@@ -126,7 +138,7 @@ impl SpanList {
         scratch: &mut IoVecs,
     ) -> io::Result<usize> {
         self.check_backing()?;
-        let iov = &mut scratch.0;
+        let iov = &mut scratch.pieces;
         iov.clear();
         if !head.is_empty() {
             iov.push(libc::iovec {
@@ -160,7 +172,7 @@ impl SpanList {
         scratch: &mut IoVecs,
     ) -> io::Result<usize> {
         self.check_backing()?;
-        let iov = &mut scratch.0;
+        let iov = &mut scratch.pieces;
         iov.clear();
         self.fill(iov, IOV_MAX - 1);
         // The tail is behind the last span only if all spans fit the call.
@@ -168,13 +180,14 @@ impl SpanList {
             iov.push(libc::iovec { iov_base: tail.as_mut_ptr().cast(), iov_len: tail.len() });
         }
         let mut message = message(iov);
-        let flags = libc::MSG_DONTWAIT;
+        scratch.room.lend_to(&mut message);
         // SAFETY: every entry of `iov` is either `tail`, borrowed mutably for this call, or a span
         // that was checked against a memory which this list keeps alive and to which no reference
         // exists. The kernel answers EFAULT for one that is not mapped.
-        let received = unsafe { libc::recvmsg(socket, &raw mut message, flags) };
+        let received = unsafe { libc::recvmsg(socket, &raw mut message, descriptor::FLAGS) };
         iov.clear();
         let received = result(received)?;
+        scratch.descriptors.extend(descriptor::taken_from(&message));
         let remaining = usize::try_from(self.remaining()).unwrap_or(usize::MAX);
         self.advance(received.min(remaining));
         Ok(received)
@@ -194,6 +207,58 @@ impl SpanList {
             self.advance(bytes);
         }
         Ok(copied)
+    }
+
+    /// Copies from memory that a peer lends into the spans from the position on, up to `most`
+    /// bytes; both positions move. Returns how much was copied: 0 when nothing is left on one of
+    /// the sides.
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the memory cannot be touched.
+    pub fn copy_from(&mut self, from: &mut PeerSpans, most: usize) -> Result<usize, MemoryError> {
+        let store = if self.bytes >= STREAMED_BYTES { Store::Streamed } else { Store::Cached };
+        let mut copied = 0;
+        while copied < most {
+            let Some(span) = self.spans.get(self.next) else { break };
+            let Some((source, source_bytes, following)) = from.current() else { break };
+            let bytes = (span.bytes - self.within).min(source_bytes).min(most - copied);
+            let to = span.address + self.within;
+            if bytes == source_bytes
+                && let Some(following) = following
+            {
+                copy::prefetch(following);
+            }
+            if self.touches_files {
+                self.copy_by_buffer(source, bytes)?;
+            } else {
+                // SAFETY: both spans were checked against memories which the two lists keep mapped,
+                // ours writable and the peer's readable, and they are different mappings.
+                unsafe { copy::copy(to as *mut u8, source, bytes, store) };
+            }
+            copied += bytes;
+            self.advance(bytes);
+            from.advance(bytes);
+        }
+        copy::settle();
+        Ok(copied)
+    }
+
+    /// Copies into the span at the position, where that may be of a file: those are written to by
+    /// system calls only.
+    fn copy_by_buffer(&self, source: *const u8, bytes: usize) -> Result<(), MemoryError> {
+        let mut buffer = [0; COPY_BYTES];
+        let mut copied = 0;
+        while copied < bytes {
+            let Some((memory, offset, _)) = self.current() else { break };
+            let chunk = &mut buffer[..COPY_BYTES.min(bytes - copied)];
+            // SAFETY: the source has `bytes` readable bytes, and the chunk is ours alone.
+            unsafe {
+                copy::copy(chunk.as_mut_ptr(), source.add(copied), chunk.len(), Store::Cached);
+            }
+            memory.copy_in(offset + copied as u64, chunk)?;
+            copied += chunk.len();
+        }
+        Ok(())
     }
 
     /// CRC-32C (Castagnoli) of all bytes, from the start on. The position is at the start after it.

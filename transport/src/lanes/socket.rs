@@ -1,7 +1,7 @@
 //! System calls on a lane's socket.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 
 use socket2::SockRef;
 
@@ -25,8 +25,9 @@ pub fn is_memory_fault(error: &io::Error) -> bool {
     }
 }
 
-/// Receives into `buffer` without blocking.
-pub(super) fn receive(socket: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
+/// Receives into `buffer` without blocking. For what is read and dropped: a descriptor that comes
+/// with it is closed.
+pub(super) fn drop_into(socket: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the pointer and length are those of a slice borrowed mutably for this call.
     let received =
         unsafe { libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
@@ -47,14 +48,6 @@ pub(super) fn send(socket: RawFd, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Has small frames sent at once, where the socket is of a kind that would wait for more.
-pub(super) fn send_at_once(stream: &std::net::TcpStream) -> io::Result<()> {
-    match stream.set_nodelay(true) {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
-        result => result,
-    }
-}
-
 /// Holds back wake-ups until this many bytes are there.
 pub(super) fn set_receive_low_water(socket: RawFd, bytes: u32) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
@@ -73,8 +66,6 @@ pub(super) fn set_receive_low_water(socket: RawFd, bytes: u32) -> io::Result<()>
 }
 
 /// Makes the close that follows a reset: what is queued is dropped, the other end is told at once.
-pub(super) fn reset_on_close(socket: &impl AsRawFd) -> io::Result<()> {
-    // SAFETY: the descriptor is open for as long as `socket` is borrowed.
-    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket.as_raw_fd()) };
-    SockRef::from(&borrowed).set_linger(Some(std::time::Duration::ZERO))
+pub(super) fn reset_on_close(socket: &OwnedFd) -> io::Result<()> {
+    SockRef::from(socket).set_linger(Some(std::time::Duration::ZERO))
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
 
@@ -115,28 +116,24 @@ impl Reactor {
         Ok((handle, turns))
     }
 
-    /// Takes over a connection whose hello is through.
+    /// Takes over a connection whose hello is through: a stream socket of any family.
     ///
     /// # Errors
     /// What the kernel says when it does not take the connection into its epoll.
     pub fn add(
         &self,
-        stream: TcpStream,
+        stream: OwnedFd,
         config: LaneConfig,
         handler: Arc<dyn LaneHandler>,
     ) -> io::Result<Lane> {
-        socket::send_at_once(&stream)?;
-        stream.set_nonblocking(true)?;
-        let stream = mio::net::TcpStream::from_std(stream);
         let token = self.handle.0.next_token.fetch_add(1, Ordering::Relaxed);
         let lane = Lane::new(token, stream, config, handler, self.handle.clone());
         self.handle.0.lanes.lock().insert(token, lane.clone());
         let registered = match lane.0.receiver.lock().as_ref() {
             Some(receiver) => {
-                let mut source =
-                    mio::unix::SourceFd(&std::os::fd::AsRawFd::as_raw_fd(receiver.stream()));
+                let fd = receiver.stream().as_raw_fd();
                 let interest = Interest::READABLE | Interest::WRITABLE;
-                self.handle.0.registry.register(&mut source, Token(token), interest)
+                self.handle.0.registry.register(&mut SourceFd(&fd), Token(token), interest)
             }
             None => Ok(()),
         };
@@ -319,11 +316,12 @@ impl Turns {
             // finds the connection shut all the same.
             let _ = socket::reset_on_close(receiver.stream());
         }
-        let fd = std::os::fd::AsRawFd::as_raw_fd(receiver.stream());
-        let _ = self.shared.registry.deregister(&mut mio::unix::SourceFd(&fd));
+        let fd = receiver.stream().as_raw_fd();
+        let _ = self.shared.registry.deregister(&mut SourceFd(&fd));
         drop((receiver, sender));
         let queued = lane.0.queue.lock().clear();
         drop(queued);
+        lane.0.descriptors.lock().clear();
         lane.0.handler.on_closed(lane, reason);
     }
 }

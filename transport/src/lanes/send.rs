@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mio::net::TcpStream;
-
 use super::lane::{Lane, Load, Loader, Outgoing, RESET, Start};
 use super::socket;
+use crate::descriptor;
 use crate::memory::IoVecs;
 
 /// How much is collected of frames without payload before it is sent.
@@ -19,6 +18,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 enum Item {
     Frames(Vec<u8>),
+    WithDescriptor(Vec<u8>, OwnedFd),
     Bulk(Box<dyn Outgoing>),
 }
 
@@ -35,6 +35,10 @@ impl Queue {
             }
             _ => self.0.push_back(Item::Frames(frames.to_vec())),
         }
+    }
+
+    pub(super) fn push_with(&mut self, frame: &[u8], descriptor: OwnedFd) {
+        self.0.push_back(Item::WithDescriptor(frame.to_vec(), descriptor));
     }
 
     pub(super) fn push_bulk(&mut self, frame: Box<dyn Outgoing>) {
@@ -73,23 +77,32 @@ struct Current {
     filling: bool,
 }
 
+/// A frame in `out` whose first byte takes a descriptor along.
+struct Attached {
+    start: usize,
+    end: usize,
+    descriptor: OwnedFd,
+}
+
 /// What only the thread that sends may touch.
 pub(super) struct Sender {
-    stream: Arc<TcpStream>,
+    stream: Arc<OwnedFd>,
     /// Prefixes, heads and frames without payload that go before the current payload.
     out: Vec<u8>,
     out_sent: usize,
+    attached: Option<Attached>,
     current: Option<Current>,
     scratch: IoVecs,
     blocked: bool,
 }
 
 impl Sender {
-    pub(super) fn new(stream: Arc<TcpStream>) -> Self {
+    pub(super) fn new(stream: Arc<OwnedFd>) -> Self {
         Self {
             stream,
             out: Vec::new(),
             out_sent: 0,
+            attached: None,
             current: None,
             scratch: IoVecs::default(),
             blocked: false,
@@ -136,11 +149,18 @@ impl Sender {
             self.out.clear();
             self.out_sent = 0;
         }
-        while self.current.is_none() && self.out.len() < COLLECT_BYTES {
+        while self.current.is_none() && self.attached.is_none() && self.out.len() < COLLECT_BYTES {
             let Some(item) = lane.0.queue.lock().0.pop_front() else { break };
             match item {
                 Item::Frames(frames) => {
                     self.out.extend_from_slice(&frames);
+                    lane.0.backlog.fetch_sub(1, Ordering::Relaxed);
+                }
+                Item::WithDescriptor(frame, descriptor) => {
+                    let start = self.out.len();
+                    self.out.extend_from_slice(&frame);
+                    let end = self.out.len();
+                    self.attached = Some(Attached { start, end, descriptor });
                     lane.0.backlog.fetch_sub(1, Ordering::Relaxed);
                 }
                 Item::Bulk(mut frame) => {
@@ -168,6 +188,19 @@ impl Sender {
 
     fn send_once(&mut self, lane: &Lane) -> io::Result<usize> {
         let socket = self.stream.as_raw_fd();
+        if let Some(attached) = &self.attached {
+            // Nothing is collected behind such a frame, so no payload waits.
+            let sent = if self.out_sent < attached.start {
+                socket::send(socket, &self.out[self.out_sent..attached.start])?
+            } else {
+                let frame = &self.out[attached.start..attached.end];
+                let sent = descriptor::send(socket, frame, attached.descriptor.as_fd())?;
+                self.attached = None;
+                sent
+            };
+            self.out_sent += sent;
+            return Ok(sent);
+        }
         let head = &self.out[self.out_sent..];
         let Some(current) = &mut self.current else {
             let sent = socket::send(socket, head)?;

@@ -1,12 +1,12 @@
 //! A lane, and what its user decides about the frames on it.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-use mio::net::TcpStream;
 use parking_lot::Mutex;
 
 use super::ParsePrefix;
@@ -44,6 +44,8 @@ pub enum Incoming {
     Quiet,
     /// Its payload goes here.
     Payload(Box<dyn Landing>),
+    /// It has no payload, and this is to be done about it before the next frame is looked at.
+    Work(Box<dyn Work>),
     /// It breaks the protocol: close the lane.
     Violation(String),
 }
@@ -57,6 +59,38 @@ pub trait Landing: Send {
 
     /// The payload has been taken off the lane, and either stored or not.
     fn finish(self: Box<Self>, lane: &Lane, landed: Landed);
+}
+
+/// Something that takes longer than a frame may: it is done piece by piece, and other lanes have
+/// their turn in between. Dropped half done when the lane closes.
+pub trait Work: Send {
+    /// Does a piece. Where that touches memory, it is done while permission is held, as in
+    /// [`Landing::store`].
+    fn step(&mut self, line: Line) -> Progress;
+
+    /// All of it is done, or given up.
+    fn finish(self: Box<Self>, lane: &Lane);
+}
+
+/// What one piece of [`Work`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// This many bytes were dealt with, and there is more to do.
+    More(usize),
+    /// There is nothing left to do.
+    Over,
+}
+
+/// The connection that a frame came by.
+#[derive(Clone, Copy, Debug)]
+pub struct Line(pub(super) RawFd);
+
+impl Line {
+    /// Whether it is known to be broken, reset, or closed by the other end.
+    #[must_use]
+    pub fn is_unhealthy(self) -> bool {
+        socket::is_unhealthy(self.0)
+    }
 }
 
 /// The result of [`Landing::store`].
@@ -225,16 +259,18 @@ pub(super) struct Inner {
     pub(super) closing: AtomicU8,
     /// Reading stopped because of the backlog.
     pub(super) paused: AtomicBool,
+    /// Descriptors that came with frames, in order.
+    pub(super) descriptors: Mutex<VecDeque<OwnedFd>>,
 }
 
-/// One TCP connection, driven by a reactor. Clones are handles to the same lane.
+/// One connection, driven by a reactor. Clones are handles to the same lane.
 #[derive(Clone)]
 pub struct Lane(pub(super) Arc<Inner>);
 
 impl Lane {
     pub(super) fn new(
         token: usize,
-        stream: TcpStream,
+        stream: OwnedFd,
         config: LaneConfig,
         handler: Arc<dyn LaneHandler>,
         reactor: Handle,
@@ -251,6 +287,7 @@ impl Lane {
             receiver: Mutex::new(Some(Receiver::new(stream))),
             closing: AtomicU8::new(OPEN),
             paused: AtomicBool::new(false),
+            descriptors: Mutex::default(),
         }))
     }
 
@@ -285,6 +322,21 @@ impl Lane {
     pub fn send_later(&self, frames: &[u8]) {
         self.0.backlog.fetch_add(1, Ordering::Relaxed);
         self.0.queue.lock().push_bytes(frames, &self.0.backlog);
+    }
+
+    /// Queues a whole frame without payload whose first byte takes a descriptor along, and sends
+    /// what the connection takes at once. For lanes over Unix sockets: others take none, and fail.
+    pub fn send_with(&self, frame: &[u8], descriptor: OwnedFd) {
+        self.0.backlog.fetch_add(1, Ordering::Relaxed);
+        self.0.queue.lock().push_with(frame, descriptor);
+        self.flush();
+    }
+
+    /// The descriptor that came with the frame at hand: frames that have one are to ask for it in
+    /// the order in which they come.
+    #[must_use]
+    pub fn take_descriptor(&self) -> Option<OwnedFd> {
+        self.0.descriptors.lock().pop_front()
     }
 
     /// Closes the lane once what is queued in the kernel is sent. [`LaneHandler::on_closed`]
@@ -357,6 +409,7 @@ impl fmt::Debug for Incoming {
             Self::Done => f.write_str("Done"),
             Self::Quiet => f.write_str("Quiet"),
             Self::Payload(_) => f.write_str("Payload"),
+            Self::Work(_) => f.write_str("Work"),
             Self::Violation(what) => f.debug_tuple("Violation").field(what).finish(),
         }
     }

@@ -1,15 +1,16 @@
 //! The receiving half of a lane.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mio::net::TcpStream;
-
 use super::FramePrefix;
-use super::lane::{CloseReason, Incoming, Landed, Landing, Lane, Source, Store, Storer};
+use super::lane::{
+    CloseReason, Incoming, Landed, Landing, Lane, Line, Progress, Source, Store, Storer, Work,
+};
 use super::socket;
+use crate::descriptor;
 use crate::memory::IoVecs;
 
 /// How much is received ahead: prefixes, heads, and payloads up to this size, which are copied into
@@ -26,10 +27,15 @@ const LOW_WATER_BYTES: usize = 256 << 10;
 /// How much is dropped at once of a payload that nobody wants.
 const DROP_BYTES: usize = 64 << 10;
 
+/// How many descriptors may wait for the frames that they came with. A buffer holds the starts of
+/// fewer frames than this at once, since a call takes no more bytes than came with one descriptor.
+const DESCRIPTORS: usize = 8;
+
 enum Phase {
     Prefix,
     Head { prefix: [u8; FramePrefix::BYTES], lengths: FramePrefix },
     Payload { landing: Box<dyn Landing>, left: usize, landed: Landed },
+    Work(Box<dyn Work>),
 }
 
 /// What [`Receiver::receive_some`] came to.
@@ -46,7 +52,7 @@ pub(super) enum Received {
 
 /// What only the thread that receives may touch.
 pub(super) struct Receiver {
-    stream: Arc<TcpStream>,
+    stream: Arc<OwnedFd>,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -57,7 +63,7 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(stream: Arc<TcpStream>) -> Self {
+    pub(super) fn new(stream: Arc<OwnedFd>) -> Self {
         Self {
             stream,
             buffer: vec![0; BUFFER_BYTES],
@@ -70,7 +76,7 @@ impl Receiver {
         }
     }
 
-    pub(super) fn stream(&self) -> &TcpStream {
+    pub(super) fn stream(&self) -> &OwnedFd {
         &self.stream
     }
 
@@ -94,7 +100,20 @@ impl Receiver {
             if received >= budget {
                 return Received::More;
             }
-            match self.fetch() {
+            if let Phase::Work(work) = &mut self.phase {
+                self.busy += 1;
+                match work.step(Line(self.stream.as_raw_fd())) {
+                    Progress::More(bytes) => received += bytes,
+                    Progress::Over => {
+                        if let Phase::Work(work) = std::mem::replace(&mut self.phase, Phase::Prefix)
+                        {
+                            work.finish(lane);
+                        }
+                    }
+                }
+                continue;
+            }
+            match self.fetch(lane) {
                 Ok(0) => return Received::Over(CloseReason::Eof),
                 Ok(bytes) => {
                     received += bytes;
@@ -141,7 +160,8 @@ impl Receiver {
                         Incoming::Payload(landing) => {
                             Phase::Payload { landing, left, landed: Landed::Whole }
                         }
-                        Incoming::Done | Incoming::Quiet => {
+                        Incoming::Work(work) if left == 0 => Phase::Work(work),
+                        Incoming::Done | Incoming::Quiet | Incoming::Work(_) => {
                             let what = "a payload behind a frame that has none".into();
                             return Err(CloseReason::Violation(what));
                         }
@@ -174,12 +194,13 @@ impl Receiver {
                         landing.finish(lane, landed);
                     }
                 }
+                Phase::Work(_) => return Ok(true),
             }
         }
     }
 
     /// Takes bytes from the socket: into place while a payload is due, into the buffer otherwise.
-    fn fetch(&mut self) -> io::Result<usize> {
+    fn fetch(&mut self, lane: &Lane) -> io::Result<usize> {
         let socket = self.stream.as_raw_fd();
         if let Phase::Payload { landing, left, landed } = &mut self.phase {
             // `consume` left nothing in the buffer while a payload is due.
@@ -191,7 +212,9 @@ impl Receiver {
             }
             let tail = &mut self.buffer[..BUFFER_BYTES];
             let source = Source::Socket { tail, scratch: &mut self.scratch };
-            return match landing.store(&mut Storer { socket, source }) {
+            let stored = landing.store(&mut Storer { socket, source });
+            keep(lane, self.scratch.descriptors.drain(..));
+            return match stored {
                 Store::Stored(Ok(received)) => {
                     self.end = received.saturating_sub(*left);
                     *left = left.saturating_sub(received);
@@ -210,7 +233,8 @@ impl Receiver {
             };
         }
         self.make_room();
-        let received = socket::receive(socket, &mut self.buffer[self.end..])?;
+        let (received, descriptor) = descriptor::receive(socket, &mut self.buffer[self.end..])?;
+        keep(lane, descriptor);
         self.end += received;
         Ok(received)
     }
@@ -222,7 +246,7 @@ impl Receiver {
         self.start = 0;
         let needed = match &self.phase {
             Phase::Head { lengths, .. } => lengths.head_bytes,
-            Phase::Prefix | Phase::Payload { .. } => FramePrefix::BYTES,
+            Phase::Prefix | Phase::Payload { .. } | Phase::Work(_) => FramePrefix::BYTES,
         };
         if needed + BUFFER_BYTES / 2 > self.buffer.len() {
             self.buffer.resize(needed + BUFFER_BYTES, 0);
@@ -235,7 +259,7 @@ impl Receiver {
     fn hold_back_wakeups(&mut self) {
         let wanted = match &self.phase {
             Phase::Payload { left, .. } => LOW_WATER_BYTES.min(*left).max(1),
-            Phase::Prefix | Phase::Head { .. } => 1,
+            Phase::Prefix | Phase::Head { .. } | Phase::Work(_) => 1,
         };
         let wanted = u32::try_from(wanted).unwrap_or(1);
         if wanted != self.low_water
@@ -248,5 +272,16 @@ impl Receiver {
 
 fn drop_some(socket: RawFd, left: usize) -> io::Result<usize> {
     let mut buffer = [0; DROP_BYTES];
-    socket::receive(socket, &mut buffer[..left.min(DROP_BYTES)])
+    socket::drop_into(socket, &mut buffer[..left.min(DROP_BYTES)])
+}
+
+/// Keeps descriptors for the frames that they came with. Beyond the bound they are closed, and the
+/// frames that ask for them find none.
+fn keep(lane: &Lane, descriptors: impl IntoIterator<Item = OwnedFd>) {
+    let mut descriptors = descriptors.into_iter().peekable();
+    if descriptors.peek().is_some() {
+        let mut kept = lane.0.descriptors.lock();
+        let room = DESCRIPTORS.saturating_sub(kept.len());
+        kept.extend(descriptors.take(room));
+    }
 }

@@ -1,4 +1,4 @@
-//! Lanes over TCP connections, and the threads that drive them.
+//! Lanes over stream sockets, TCP or Unix, and the threads that drive them.
 //!
 //! ```text
 //!  any thread                      reactor thread (epoll)
@@ -14,6 +14,9 @@
 //! memory that is held around one such call ([`Landing::store`], [`Outgoing::load`]) can be
 //! withdrawn within microseconds, whatever the peer does. That is what fences rest on.
 //!
+//! What a frame asks for may also be [`Work`] without a payload, which is done in pieces: the same
+//! holds of each.
+//!
 //! Frames are [`FramePrefix`], head and payload. Bulk payloads are scattered straight into region
 //! memory; the receive buffer takes what comes behind them in the same call, so a stream of slices
 //! costs no calls for its prefixes and heads.
@@ -27,8 +30,8 @@ mod socket;
 
 pub use frame::{FramePrefix, ParsePrefix};
 pub use lane::{
-    CloseReason, Incoming, Landed, Landing, Lane, LaneConfig, LaneHandler, Load, Loader, Outgoing,
-    Start, Store, Storer,
+    CloseReason, Incoming, Landed, Landing, Lane, LaneConfig, LaneHandler, Line, Load, Loader,
+    Outgoing, Progress, Start, Store, Storer, Work,
 };
 pub use reactor::{Reactor, ReactorConfig};
 pub use socket::{is_memory_fault, is_unhealthy};

@@ -1,0 +1,31 @@
+//! Two processes of one host: how they know that they are, and how one reads the other's memory.
+//!
+//! ```text
+//!   process A                      one host                       process B
+//!  +-----------+   connects to <run directory>/<incarnation>.sock +-----------+
+//!  |           | -----------------------------------------------> |           |
+//!  |           |   both pass a memfd with a number in it, and     |           |
+//!  |           | <----------- say the other's number -----------> |           |
+//!  |  memfd ===|=== its descriptor, sealed against writes ======> | mapping   |
+//!  |  region   |                    read-only                     | copied by |
+//!  +-----------+                                                  +---- B ----+
+//! ```
+//!
+//! No process stores into another's memory: the owner of the destination copies. So whoever owns
+//! memory can fence it without asking anybody.
+//!
+//! | file | what stands there |
+//! |---|---|
+//! | `directory` | where processes of one host find each other: [`RunDirectory`], [`Doorway`] |
+//! | `proof` | the proof that the other end of a Unix socket is on this host: [`Challenge`] |
+//! | `peer` | memory that a peer lends, mapped read-only: [`PeerMemory`], [`PeerSpans`] |
+//! | `copy` | copies from it, past the cache where they are large |
+
+pub(crate) mod copy;
+mod directory;
+mod peer;
+mod proof;
+
+pub use directory::{Doorway, RunDirectory, RunDirectoryError};
+pub use peer::{PeerMemory, PeerSpans};
+pub use proof::{Challenge, NUMBER_BYTES, answer, is_same_user, receive_greeting, send_greeting};
