@@ -10,7 +10,7 @@ use crate::rpc;
 pub const VERSION_MAJOR: u16 = 1;
 
 /// The minor version: a higher one only adds what a lower one may ignore.
-pub const VERSION_MINOR: u16 = 0;
+pub const VERSION_MINOR: u16 = 1;
 
 /// The most spans of a ticket.
 pub const TICKET_SPANS: usize = 1 << 18;

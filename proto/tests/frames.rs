@@ -1,8 +1,8 @@
 //! What is written is what is read, and no input is anything but a value or an error.
 
 use kvferry_proto::frame::{
-    Control, Descriptor, FrameError, Hello, Kind, Prefix, Reply, Request, SliceHead, Status,
-    Welcome, limits,
+    Control, Descriptor, FrameError, Hello, Kind, Loan, Prefix, Reply, Request, Section,
+    SectionWriter, SliceHead, Status, Welcome, limits,
 };
 use kvferry_proto::message::{MessageError, Ticket, TicketSpan};
 use kvferry_proto::{Access, GrantId, Incarnation, LaneId, RegionId, TransferId};
@@ -144,7 +144,11 @@ fn controls_and_replies_come_back_as_they_were_written() {
         Reply::Notified { transfer, status: Status::Backpressure },
         Reply::Cancelled { transfer },
         Reply::LaneFenced { lane: LaneId(6) },
+        Reply::Lent(Loan { region: REGION, length: 1 }),
+        Reply::Recalled(REGION),
         Reply::Pong { nonce: 7 },
+        Reply::Lent(Loan { region: REGION, length: 1 }),
+        Reply::Recalled(REGION),
     ];
     for reply in replies {
         let mut frame = Vec::new();
@@ -222,4 +226,89 @@ fn a_ticket_comes_back_as_it_was_written_and_a_foreign_one_says_what_is_wrong() 
     let span = TicketSpan { region, offset: u64::MAX, length: 2 };
     let overflowing = Ticket { spans: vec![span], ..ticket };
     assert!(matches!(Ticket::decode(&overflowing.encode()), Err(MessageError::Value { .. })));
+}
+
+const REGION: RegionId = RegionId { slot: 3, generation: 8 };
+
+fn by_reference(described: u32, sources: &[u32]) -> Vec<u8> {
+    let head = SliceHead {
+        transfer: TransferId(1),
+        floor: TransferId(1),
+        slice: 0,
+        remaining_us: 1,
+        crc32c: 0,
+    };
+    let span = |bytes| Descriptor { offset: 64, bytes, count: 1, stride: 0 };
+    let mut frame = Vec::new();
+    let target = |writer: &mut SectionWriter<'_>| writer.push(GrantId(9), REGION, span(described));
+    head.encode_by_reference(&mut frame, true, target, |writer| {
+        for bytes in sources {
+            writer.push(GrantId(0), REGION, span(*bytes));
+        }
+    });
+    frame
+}
+
+#[test]
+fn a_slice_by_reference_names_both_sides_and_as_many_bytes_on_each() {
+    let frame = by_reference(300, &[100, 200]);
+    let (prefix, head) = split(&frame);
+    assert!(prefix.by_reference && prefix.answer_now && prefix.payload_bytes == 0);
+    let Request::Write(request) = Request::decode(&prefix, head).unwrap() else {
+        panic!("not a write")
+    };
+    assert_eq!((request.total.bytes, request.total.spans), (300, 1));
+    let mut sources = request.sources.expect("it names its source");
+    let mut read = Vec::new();
+    let visit = |section: &Section<'_>, descriptor: Descriptor| {
+        read.push((section.region, descriptor.bytes));
+        Ok::<_, FrameError>(())
+    };
+    sources.next_section(visit).unwrap();
+    assert_eq!(read, [(REGION, 100), (REGION, 200)]);
+    for (described, sources) in [(300, &[100][..]), (300, &[100, 201]), (300, &[])] {
+        let frame = by_reference(described, sources);
+        let (prefix, head) = split(&frame);
+        let decoded = Request::decode(&prefix, head);
+        assert!(matches!(decoded, Err(FrameError::PayloadMismatch { .. })), "{sources:?}");
+    }
+}
+
+#[test]
+fn a_slice_by_reference_has_no_payload_no_checksum_and_no_notification() {
+    let frame = by_reference(8, &[8]);
+    let (prefix, head) = split(&frame);
+    let refused = |prefix: Prefix| Prefix::decode(&prefix.encode()).is_err();
+    assert!(!refused(prefix));
+    assert!(refused(Prefix { payload_bytes: 8, ..prefix }));
+    assert!(refused(Prefix { checksum: true, ..prefix }));
+    for kind in [Kind::Ping, Kind::Notify, Kind::Data, Kind::Ack, Kind::Lend] {
+        assert!(refused(Prefix { by_reference: true, ..Prefix::new(kind) }), "{kind:?}");
+    }
+    // One that would be announced before its source may change.
+    let mut announced = head.to_vec();
+    announced[36] = 1;
+    assert!(Request::decode(&prefix, &announced).is_err());
+    // And sources without the flag.
+    let plain = Prefix { by_reference: false, payload_bytes: 8, ..prefix };
+    assert!(Request::decode(&plain, head).is_err());
+}
+
+#[test]
+fn loans_come_back_as_they_were_written_each_in_its_direction() {
+    let loan = Loan { region: REGION, length: 4096 };
+    let mut frames = [Vec::new(), Vec::new()];
+    Request::encode_lend(&mut frames[0], loan);
+    Request::encode_recall(&mut frames[1], REGION);
+    let [lend, recall] = &frames;
+    let (prefix, head) = split(lend);
+    assert!(matches!(Request::decode(&prefix, head), Ok(Request::Lend(found)) if found == loan));
+    assert!(matches!(Reply::decode(&prefix, head), Err(FrameError::Direction { .. })));
+    assert!(Request::decode(&prefix, &head[1..]).is_err());
+    let nothing = [&head[..8], &[0; 8]].concat();
+    assert!(Request::decode(&prefix, &nothing).is_err(), "a region of no bytes");
+    let (prefix, head) = split(recall);
+    let decoded = Request::decode(&prefix, head);
+    assert!(matches!(decoded, Ok(Request::Recall(found)) if found == REGION));
+    assert!(matches!(Reply::decode(&prefix, head), Err(FrameError::Direction { .. })));
 }

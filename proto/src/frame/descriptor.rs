@@ -60,9 +60,20 @@ const SPAN_BYTES: usize = 16;
 const RUN_BYTES: usize = 24;
 
 impl<'a> Sections<'a> {
-    pub(super) fn new(count: u32, body: &'a [u8]) -> Result<Self, FrameError> {
+    /// The list at the start of `body`, checked, what it adds up to, and what lies behind it.
+    pub(super) fn split(
+        count: u32,
+        body: &'a [u8],
+    ) -> Result<(Self, SectionTotal, &'a [u8]), FrameError> {
         super::prefix::at_most("sections", count, limits::SPANS)?;
-        Ok(Self { left: count, reader: Reader::new(body) })
+        let mut walk = Self { left: count, reader: Reader::new(body) };
+        let mut total = SectionTotal { bytes: 0, spans: 0 };
+        while walk.left > 0 {
+            walk.next_section(|_, descriptor| total.add(&descriptor))?;
+        }
+        let rest = walk.reader.rest();
+        let (list, _) = body.split_at(body.len() - rest.len());
+        Ok((Self { left: count, reader: Reader::new(list) }, total, rest))
     }
 
     /// The next section, for which `visit` is called once for each descriptor, in order.
@@ -109,16 +120,6 @@ impl<'a> Sections<'a> {
             count,
             reader: self.reader,
         }))
-    }
-
-    /// The sum of all spans, every descriptor checked on the way.
-    ///
-    /// # Errors
-    /// [`FrameError`] for a malformed list, or one above the limits of a slice.
-    pub fn total(mut self) -> Result<SectionTotal, FrameError> {
-        let mut total = SectionTotal { bytes: 0, spans: 0 };
-        while self.next_section(|_, descriptor| total.add(&descriptor))?.is_some() {}
-        Ok(total)
     }
 }
 

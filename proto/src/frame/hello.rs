@@ -53,6 +53,9 @@ pub enum Refusal {
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     ShuttingDown = 5,
+    /// The engine is set to use another transport.
+    #[error("the engine is set to use another transport")]
+    Transport = 6,
 }
 
 impl Refusal {
@@ -129,6 +132,7 @@ impl Welcome {
             3 => Some(Refusal::TooManyLanes),
             4 => Some(Refusal::LaneReused),
             5 => Some(Refusal::ShuttingDown),
+            6 => Some(Refusal::Transport),
             found => return Err(FrameError::Value { what: "refusal", found: found.into() }),
         };
         reserved(reader.u16("padding")?.into())?;

@@ -1,8 +1,9 @@
 //! Limits on what one frame may hold. Both ends keep them: a sender never exceeds them, a receiver
 //! closes the lane on whatever does. They bound what a peer can make us allocate.
 
-/// The most bytes of a head: what the largest descriptor list and notification need, rounded up.
-pub const HEAD_BYTES: u32 = 1 << 20;
+/// The most bytes of a head: what the two largest descriptor lists of a slice that is written by
+/// reference need, rounded up.
+pub const HEAD_BYTES: u32 = 2 << 20;
 
 /// The most payload bytes of a frame, so the largest slice that can be configured.
 pub const PAYLOAD_BYTES: u32 = 16 << 20;

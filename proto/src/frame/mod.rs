@@ -24,7 +24,7 @@ pub use descriptor::{Descriptor, Section, SectionWriter, Sections};
 pub use hello::{Hello, Refusal, Welcome};
 pub use prefix::{Kind, Prefix};
 pub use reply::{Reply, Status};
-pub use request::{Control, Request, SliceHead, SliceRequest};
+pub use request::{Control, Loan, Request, SliceHead, SliceRequest};
 
 /// Why bytes are not a frame. Whoever reads this from a lane closes it: after a malformed frame
 /// nothing says where the next one starts.

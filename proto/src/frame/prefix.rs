@@ -22,6 +22,11 @@ pub enum Kind {
     FenceLane = 6,
     /// Asks for a sign of life.
     Ping = 7,
+    /// A region of the sender's may be read by the receiver: its descriptor comes with the frame's
+    /// first byte. On lanes between processes of one host only.
+    Lend = 8,
+    /// A region that was lent goes: it is not to be read any more.
+    Recall = 9,
     /// How a written slice ended.
     Ack = 65,
     /// The payload of a read slice.
@@ -36,6 +41,10 @@ pub enum Kind {
     LaneFenced = 70,
     /// The sign of life.
     Pong = 71,
+    /// As [`Kind::Lend`], from the engine that accepted the lane.
+    Lent = 72,
+    /// As [`Kind::Recall`], from the engine that accepted the lane.
+    Recalled = 73,
 }
 
 impl Kind {
@@ -48,6 +57,8 @@ impl Kind {
             5 => Self::Cancel,
             6 => Self::FenceLane,
             7 => Self::Ping,
+            8 => Self::Lend,
+            9 => Self::Recall,
             65 => Self::Ack,
             66 => Self::Data,
             67 => Self::Held,
@@ -55,6 +66,8 @@ impl Kind {
             69 => Self::Cancelled,
             70 => Self::LaneFenced,
             71 => Self::Pong,
+            72 => Self::Lent,
+            73 => Self::Recalled,
             kind => return Err(FrameError::Kind { kind }),
         })
     }
@@ -75,6 +88,9 @@ pub struct Prefix {
     pub answer_now: bool,
     /// The head states a CRC-32C of the payload (or, in a read request, asks for one).
     pub checksum: bool,
+    /// A write whose payload the receiver copies from memory that was lent to it, or a read whose
+    /// sender is ready to do so. There is no payload and no checksum then.
+    pub by_reference: bool,
     /// Bytes of the head, right behind the prefix.
     pub head_bytes: u32,
     /// Bytes of the payload, right behind the head.
@@ -83,6 +99,7 @@ pub struct Prefix {
 
 const ANSWER_NOW: u8 = 1;
 const CHECKSUM: u8 = 2;
+const BY_REFERENCE: u8 = 4;
 
 impl Prefix {
     /// How long a prefix is on the wire.
@@ -91,7 +108,14 @@ impl Prefix {
     /// A prefix of `kind` with nothing behind it.
     #[must_use]
     pub fn new(kind: Kind) -> Self {
-        Self { kind, answer_now: false, checksum: false, head_bytes: 0, payload_bytes: 0 }
+        Self {
+            kind,
+            answer_now: false,
+            checksum: false,
+            by_reference: false,
+            head_bytes: 0,
+            payload_bytes: 0,
+        }
     }
 
     /// The wire form.
@@ -100,8 +124,12 @@ impl Prefix {
         let mut bytes = [0; Self::BYTES];
         bytes[0..2].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[2] = self.kind as u8;
-        bytes[3] =
-            if self.answer_now { ANSWER_NOW } else { 0 } | if self.checksum { CHECKSUM } else { 0 };
+        let flags = [
+            (self.answer_now, ANSWER_NOW),
+            (self.checksum, CHECKSUM),
+            (self.by_reference, BY_REFERENCE),
+        ];
+        bytes[3] = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
         bytes[4..8].copy_from_slice(&self.head_bytes.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.payload_bytes.to_le_bytes());
         bytes
@@ -118,7 +146,11 @@ impl Prefix {
             return Err(FrameError::Magic { found, expected: MAGIC });
         }
         let kind = Kind::from_wire(kind)?;
-        if flags & !(ANSWER_NOW | CHECKSUM) != 0 {
+        let by_reference = flags & BY_REFERENCE != 0;
+        let may_be_by_reference = matches!(kind, Kind::Write | Kind::Read) && flags & CHECKSUM == 0;
+        if flags & !(ANSWER_NOW | CHECKSUM | BY_REFERENCE) != 0
+            || by_reference && !may_be_by_reference
+        {
             return Err(FrameError::Value { what: "flags", found: flags.into() });
         }
         let reserved = u32::from_le_bytes(rest);
@@ -128,12 +160,14 @@ impl Prefix {
         let head_bytes = u32::from_le_bytes([h0, h1, h2, h3]);
         let payload_bytes = u32::from_le_bytes([p0, p1, p2, p3]);
         at_most("head bytes", head_bytes, limits::HEAD_BYTES)?;
-        let payload_limit = if kind.carries_payload() { limits::PAYLOAD_BYTES } else { 0 };
+        let payload_limit =
+            if kind.carries_payload() && !by_reference { limits::PAYLOAD_BYTES } else { 0 };
         at_most("payload bytes", payload_bytes, payload_limit)?;
         Ok(Self {
             kind,
             answer_now: flags & ANSWER_NOW != 0,
             checksum: flags & CHECKSUM != 0,
+            by_reference,
             head_bytes,
             payload_bytes,
         })

@@ -3,7 +3,8 @@
 use super::FrameError;
 use super::prefix::{Kind, Prefix};
 use super::read::Reader;
-use crate::identity::{LaneId, TransferId};
+use super::request::{Loan, encode_recall, region_from_wire};
+use crate::identity::{LaneId, RegionId, TransferId};
 
 /// How a slice or a notification ended at the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -131,6 +132,11 @@ pub enum Reply {
         /// The nonce of the ping.
         nonce: u64,
     },
+    /// A region of the owner's may be read from now on; its descriptor goes with the frame's first
+    /// byte.
+    Lent(Loan),
+    /// A region that was lent is not to be read any more.
+    Recalled(RegionId),
 }
 
 impl Reply {
@@ -163,6 +169,8 @@ impl Reply {
             Kind::Cancelled => Self::Cancelled { transfer: TransferId(reader.u64("transfer")?) },
             Kind::LaneFenced => Self::LaneFenced { lane: LaneId(reader.u32("lane")?) },
             Kind::Pong => Self::Pong { nonce: reader.u64("nonce")? },
+            Kind::Lent => Self::Lent(Loan::decode(&mut reader)?),
+            Kind::Recalled => Self::Recalled(region_from_wire(&mut reader)?),
             kind => return Err(FrameError::Direction { kind }),
         };
         reader.end()?;
@@ -198,6 +206,8 @@ impl Reply {
             Self::Pong { nonce } => {
                 frame(Kind::Pong).frame(out, |out| out.extend_from_slice(&nonce.to_le_bytes()));
             }
+            Self::Lent(loan) => loan.encode(out, Kind::Lent),
+            Self::Recalled(region) => encode_recall(out, Kind::Recalled, region),
         }
     }
 

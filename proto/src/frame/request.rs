@@ -4,7 +4,7 @@ use super::descriptor::{SectionTotal, SectionWriter, Sections};
 use super::prefix::{Kind, Prefix, at_most};
 use super::read::Reader;
 use super::{FrameError, limits};
-use crate::identity::{LaneId, TransferId};
+use crate::identity::{LaneId, RegionId, TransferId};
 
 /// A request, checked in form. Whether it is permitted is the owner's question.
 #[derive(Debug)]
@@ -24,6 +24,51 @@ pub enum Request<'a> {
     },
     /// Something without a payload.
     Control(Control),
+    /// A region of the initiator's may be read from now on.
+    Lend(Loan),
+    /// A region that was lent is not to be read any more.
+    Recall(RegionId),
+}
+
+/// A region that one end lets the other read; its descriptor comes with the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loan {
+    /// The region.
+    pub region: RegionId,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+impl Loan {
+    pub(super) fn encode(self, out: &mut Vec<u8>, kind: Kind) {
+        Prefix::new(kind).frame(out, |out| {
+            region_to_wire(out, self.region);
+            out.extend_from_slice(&self.length.to_le_bytes());
+        });
+    }
+
+    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+        let region = region_from_wire(reader)?;
+        let length = reader.u64("region length")?;
+        if length == 0 {
+            return Err(FrameError::Value { what: "region length", found: 0 });
+        }
+        Ok(Self { region, length })
+    }
+}
+
+pub(super) fn encode_recall(out: &mut Vec<u8>, kind: Kind, region: RegionId) {
+    Prefix::new(kind).frame(out, |out| region_to_wire(out, region));
+}
+
+fn region_to_wire(out: &mut Vec<u8>, region: RegionId) {
+    out.extend_from_slice(&region.slot.to_le_bytes());
+    out.extend_from_slice(&region.generation.to_le_bytes());
+}
+
+pub(super) fn region_from_wire(reader: &mut Reader<'_>) -> Result<RegionId, FrameError> {
+    let slot = reader.u32("region slot")?;
+    Ok(RegionId { slot, generation: reader.u32("region generation")? })
 }
 
 /// The fields of a write or read slice that are not descriptors.
@@ -49,6 +94,9 @@ pub struct SliceRequest<'a> {
     pub head: SliceHead,
     /// The spans in the owner's regions, in payload order.
     pub sections: Sections<'a>,
+    /// Of a write by reference: the spans in the initiator's regions that take the payload's place.
+    /// The grants in them mean nothing.
+    pub sources: Option<Sections<'a>>,
     /// What they add up to.
     pub total: SectionTotal,
     /// A notification to be delivered once this slice, the only one of its transfer, has landed.
@@ -99,12 +147,40 @@ impl SliceHead {
         notification: Option<&[u8]>,
         sections: impl FnOnce(&mut SectionWriter<'_>),
     ) {
+        self.encode_parts(out, prefix, notification, sections, |_| {});
+    }
+
+    /// Appends the frame of a slice that is written by reference to `out`: `sources` pushes the
+    /// spans that take the payload's place, as many bytes as `sections` does. It takes no
+    /// notification along, since the source must not change before the copy is acknowledged.
+    pub fn encode_by_reference(
+        &self,
+        out: &mut Vec<u8>,
+        answer_now: bool,
+        sections: impl FnOnce(&mut SectionWriter<'_>),
+        sources: impl FnOnce(&mut SectionWriter<'_>),
+    ) {
+        let prefix = Prefix { answer_now, by_reference: true, ..Prefix::new(Kind::Write) };
+        self.encode_parts(out, prefix, None, sections, sources);
+    }
+
+    fn encode_parts(
+        &self,
+        out: &mut Vec<u8>,
+        prefix: Prefix,
+        notification: Option<&[u8]>,
+        sections: impl FnOnce(&mut SectionWriter<'_>),
+        sources: impl FnOnce(&mut SectionWriter<'_>),
+    ) {
         prefix.frame(out, |out| {
             let fixed_at = out.len();
             out.extend_from_slice(&[0; SLICE_FIXED_BYTES]);
             let mut writer = SectionWriter::new(out);
             sections(&mut writer);
             let section_count = writer.finish();
+            let mut writer = SectionWriter::new(out);
+            sources(&mut writer);
+            let source_count = writer.finish();
             out.extend_from_slice(notification.unwrap_or_default());
             // One more than the length, so that an empty notification is not none.
             let notification_field = notification
@@ -117,6 +193,7 @@ impl SliceHead {
             fixed[28..32].copy_from_slice(&self.crc32c.to_le_bytes());
             fixed[32..36].copy_from_slice(&section_count.to_le_bytes());
             fixed[36..40].copy_from_slice(&notification_field.to_le_bytes());
+            fixed[40..44].copy_from_slice(&source_count.to_le_bytes());
         });
     }
 }
@@ -131,9 +208,16 @@ impl<'a> SliceRequest<'a> {
         let crc32c = reader.u32("checksum")?;
         let section_count = reader.u32("section count")?;
         let notification_field = reader.u32("notification length")?;
-        let reserved = reader.u32("slice padding")?;
-        if reserved != 0 {
-            return Err(FrameError::Value { what: "slice padding", found: reserved.into() });
+        let source_count = reader.u32("source section count")?;
+        let is_write = prefix.kind == Kind::Write;
+        let takes_sources = is_write && prefix.by_reference;
+        if !takes_sources && source_count != 0 {
+            let found = source_count.into();
+            return Err(FrameError::Value { what: "source section count", found });
+        }
+        if takes_sources && notification_field != 0 {
+            let found = notification_field.into();
+            return Err(FrameError::Value { what: "notification by reference", found });
         }
         let body = reader.rest();
         let (body, notification) = match notification_field.checked_sub(1) {
@@ -148,17 +232,25 @@ impl<'a> SliceRequest<'a> {
                 (body, Some(notification))
             }
         };
-        let sections = Sections::new(section_count, body)?;
-        let total = sections.total()?;
-        let announced = if prefix.kind == Kind::Write { prefix.payload_bytes } else { total.bytes };
+        let (sections, total, rest) = Sections::split(section_count, body)?;
+        let (sources, source_total, rest) = Sections::split(source_count, rest)?;
+        if !rest.is_empty() {
+            return Err(FrameError::Excess { bytes: rest.len() });
+        }
+        let announced = match (is_write, takes_sources) {
+            (true, true) => source_total.bytes,
+            (true, false) => prefix.payload_bytes,
+            (false, _) => total.bytes,
+        };
         if announced != total.bytes || total.bytes == 0 {
             return Err(FrameError::PayloadMismatch {
                 described: total.bytes.into(),
                 announced: announced.into(),
             });
         }
+        let sources = takes_sources.then_some(sources);
         let head = SliceHead { transfer, floor, slice, remaining_us, crc32c };
-        Ok(Self { head, sections, total, notification })
+        Ok(Self { head, sections, sources, total, notification })
     }
 }
 
@@ -196,10 +288,22 @@ impl<'a> Request<'a> {
                 nonce: reader.u64("nonce")?,
                 floor: TransferId(reader.u64("floor")?),
             }),
+            Kind::Lend => Self::Lend(Loan::decode(&mut reader)?),
+            Kind::Recall => Self::Recall(region_from_wire(&mut reader)?),
             kind => return Err(FrameError::Direction { kind }),
         };
         reader.end()?;
         Ok(request)
+    }
+
+    /// Appends a [`Request::Lend`] frame to `out`. The region's descriptor goes with its first byte.
+    pub fn encode_lend(out: &mut Vec<u8>, loan: Loan) {
+        loan.encode(out, Kind::Lend);
+    }
+
+    /// Appends a [`Request::Recall`] frame to `out`.
+    pub fn encode_recall(out: &mut Vec<u8>, region: RegionId) {
+        encode_recall(out, Kind::Recall, region);
     }
 
     /// Appends a [`Request::Notify`] frame to `out`.
