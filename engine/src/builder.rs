@@ -1,6 +1,7 @@
 //! Settings of an engine, and its start.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -13,8 +14,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 
 use crate::bootstrap::BootstrapBuilder;
+use crate::control::accept::Entrance;
 use crate::control::client::ControlRuntime;
-use crate::control::{accept, server};
+use crate::control::{accept, local, server};
 use crate::core::{Core, Settings};
 use crate::engine::{Addresses, Engine};
 use crate::error::Error;
@@ -23,6 +25,7 @@ use crate::plan::PlanLimits;
 use crate::registry::Registry;
 use crate::session;
 use crate::time::YEAR;
+use crate::transports::Transports;
 
 /// How long the end of the control thread may take.
 const RUNTIME_END: Duration = Duration::from_millis(200);
@@ -35,6 +38,8 @@ pub struct EngineBuilder {
     lane_listen: Option<String>,
     advertise: Option<String>,
     lane_advertise: Option<String>,
+    transports: Option<Transports>,
+    run_directory: Option<PathBuf>,
     io_threads: usize,
     spin: Duration,
     connect_timeout: Duration,
@@ -59,6 +64,8 @@ impl EngineBuilder {
             lane_listen: None,
             advertise: None,
             lane_advertise: None,
+            transports: None,
+            run_directory: None,
             io_threads: (cores / 4).clamp(1, 4),
             spin: Duration::from_micros(50),
             connect_timeout: Duration::from_secs(3),
@@ -98,6 +105,24 @@ impl EngineBuilder {
     #[must_use]
     pub fn lane_advertise(mut self, address: impl Into<String>) -> Self {
         self.lane_advertise = Some(address.into());
+        self
+    }
+
+    /// What may carry transfers, in both directions. Default: what the environment variable
+    /// `KVFERRY_TRANSPORT` says (`auto`, `tcp` or `local`), or [`Transports::Auto`].
+    #[must_use]
+    pub fn transports(mut self, transports: Transports) -> Self {
+        self.transports = Some(transports);
+        self
+    }
+
+    /// Where processes of one host meet: a directory of this user's that nobody else can enter, the
+    /// same for all that shall meet, in containers too. It is made if it is not there. Default: what
+    /// the environment variable `KVFERRY_RUN_DIR` says, or `$XDG_RUNTIME_DIR/kvferry`, or
+    /// `/run/kvferry`.
+    #[must_use]
+    pub fn run_directory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.run_directory = Some(path.into());
         self
     }
 
@@ -319,6 +344,16 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         None => None,
     };
 
+    let transports = match builder.transports {
+        Some(transports) => transports,
+        None => Transports::from_environment()?,
+    };
+    let incarnation = draw_incarnation()?;
+    let door = local::open_door(transports, builder.run_directory, incarnation)?;
+    let (run_directory, local_entrance) = match door {
+        Ok(door) => (Ok(door.directory), Some(door.entrance)),
+        Err(reason) => (Err(reason), None),
+    };
     let bootstrap = match builder.bootstrap {
         Some(bootstrap) => Some(bootstrap.serving().await?),
         None => None,
@@ -336,19 +371,35 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         connect_timeout: builder.connect_timeout,
         max_lanes_per_peer: builder.max_lanes_per_peer,
         notifications: builder.notifications,
+        transports,
         lane_address,
     };
     let outreach = Box::new(ControlRuntime(runtime));
     let core =
-        Arc::new(Core::new(draw_incarnation()?, builder.registry, settings, outreach, reactors));
+        Core::new(incarnation, builder.registry, settings, outreach, run_directory, reactors);
+    let core = Arc::new(core);
     tokio::spawn(server::serve(core.clone(), control, lane_port));
-    tokio::spawn(accept::accept_lanes(core.clone(), lanes));
+    tokio::spawn(accept::accept_lanes(core.clone(), Entrance::Tcp(lanes)));
+    if let Some(entrance) = local_entrance {
+        tokio::spawn(accept::accept_lanes(core.clone(), entrance));
+    }
     let bootstrap = bootstrap.map(|bootstrap| {
         tokio::spawn(bootstrap.serve);
         bootstrap.address
     });
-    let incarnation = core.incarnation;
-    tracing::info!(%address, lane_port, %incarnation, security = "off", "engine started");
+    let local = match &core.run_directory {
+        Ok(directory) => directory.path().display().to_string(),
+        Err(reason) => format!("none: {reason}"),
+    };
+    tracing::info!(
+        %address,
+        lane_port,
+        %incarnation,
+        ?transports,
+        %local,
+        security = "off",
+        "engine started"
+    );
     Ok(Parts { core, addresses: Addresses { control: address, lane_port, bootstrap } })
 }
 

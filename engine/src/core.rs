@@ -8,6 +8,7 @@ use std::time::Duration;
 use kvferry_proto::Incarnation;
 use kvferry_proto::frame::Prefix;
 use kvferry_transport::lanes::{FramePrefix, LaneConfig, Reactor};
+use kvferry_transport::local::RunDirectory;
 use parking_lot::Mutex;
 
 use crate::error::Error;
@@ -19,6 +20,7 @@ use crate::plan::PlanLimits;
 use crate::registry::Registry;
 use crate::serve::Initiators;
 use crate::session::Settings as SessionSettings;
+use crate::transports::Transports;
 
 /// How many frames may wait on a lane before it is not read any more.
 const BACKLOG_FRAMES: usize = 64;
@@ -34,6 +36,8 @@ pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
     pub(crate) max_lanes_per_peer: usize,
     pub(crate) notifications: usize,
+    /// What may carry transfers.
+    pub(crate) transports: Transports,
     /// Where lanes are advertised; none: the host that the caller reached, and the port got.
     pub(crate) lane_address: Option<Endpoint>,
 }
@@ -46,6 +50,8 @@ pub(crate) struct Core {
     pub(crate) peers: Mutex<BTreeMap<Endpoint, Arc<PeerInner>>>,
     pub(crate) initiators: Initiators,
     pub(crate) inbox: Inbox,
+    /// Where processes of this host meet, or why this one meets none there.
+    pub(crate) run_directory: Result<RunDirectory, Arc<str>>,
     reactors: Mutex<Vec<Arc<Reactor>>>,
     next_reactor: AtomicUsize,
     next_session: AtomicU64,
@@ -59,6 +65,7 @@ impl Core {
         registry: Registry,
         settings: Settings,
         outreach: Box<dyn Outreach>,
+        run_directory: Result<RunDirectory, Arc<str>>,
         reactors: Vec<Arc<Reactor>>,
     ) -> Self {
         Self {
@@ -72,6 +79,7 @@ impl Core {
             inbox: Inbox::new(settings.notifications),
             settings,
             outreach,
+            run_directory,
             peers: Mutex::default(),
             reactors: Mutex::new(reactors),
             next_reactor: AtomicUsize::new(0),

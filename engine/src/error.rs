@@ -8,6 +8,7 @@ use std::time::Duration;
 use kvferry_proto::frame::{FrameError, Refusal, Status};
 use kvferry_proto::message::MessageError;
 use kvferry_proto::{Access, GrantId, Incarnation, RegionId, TransferId};
+use kvferry_transport::local::RunDirectoryError;
 use kvferry_transport::memory::MemoryError;
 
 use crate::net::Endpoint;
@@ -265,6 +266,23 @@ pub enum Error {
         peer: Endpoint,
         /// What was asked for.
         wanted: &'static str,
+    },
+    /// `local` was demanded, and does not work with this peer.
+    #[error("{peer} cannot be reached by the local transport, and no other is allowed: {reason}")]
+    NotLocal {
+        /// The peer.
+        peer: Endpoint,
+        /// Why not.
+        reason: Arc<str>,
+    },
+    /// `local` was demanded, and this process cannot be met on this host.
+    #[error("no local transport, and no other is allowed: {0}")]
+    RunDirectory(Arc<RunDirectoryError>),
+    /// No transport has this name.
+    #[error("{value:?} is no transport: KVFERRY_TRANSPORT takes auto, tcp or local")]
+    UnknownTransport {
+        /// What was given.
+        value: String,
     },
     /// The peer refused a lane.
     #[error("{peer} refused a lane: {refusal}")]

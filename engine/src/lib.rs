@@ -32,12 +32,13 @@
 //! | `inbox` | notifications that wait for the program, each peer with a fair share of the room | none |
 //! | `passage` | the fence: how permission to touch memory is withdrawn for certain | none |
 //! | `peer` | the driver of one session | lanes |
+//! | `loan` | memory that two engines of one host lend each other, lane by lane | lanes |
 //! | `outreach` | what a session asks for that takes its time: handshakes, lanes, alarms | none |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`bootstrap`] | where workers of a prefill deployment register and are found; [`bootstrap::table`] is its state machine | sockets |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
 //! | `simulation` | engines in virtual time, driven by hand (feature `simulation`) | none |
-//! | `engine`, `builder`, `core`, `lanes`, `net`, `error`, `time` | the whole, its settings, addresses, errors | |
+//! | `engine`, `builder`, `core`, `lanes`, `net`, `transports`, `error`, `time` | the whole, its settings, addresses, errors | |
 #![forbid(unsafe_code)]
 
 /// Whether a guard is taken away here, to see that a simulation finds it out. Never, in an engine.
@@ -63,6 +64,7 @@ mod engine;
 mod error;
 mod inbox;
 mod lanes;
+mod loan;
 mod net;
 mod outreach;
 mod passage;
@@ -78,6 +80,7 @@ pub mod simulation;
 mod time;
 pub mod topology;
 pub mod transfer;
+mod transports;
 
 /// The example of the README, compiled.
 #[cfg(doctest)]
@@ -94,6 +97,7 @@ pub use peer::{Peer, PeerStatus};
 pub use registry::{BlockList, Grant, Layout, LayoutView, Region, Registry, Released, Span};
 pub use remote::{RemoteBlocks, RemoteGrant, RemoteLayout, RemoteRegion, RemoteSpan};
 pub use request::{LocalSpans, RemoteSpans, Request};
+pub use transports::{Transport, Transports};
 
 /// Memory to register: allocated, foreign, or a mapped file.
 pub use kvferry_transport::memory::{Location, Memory, MemoryError};

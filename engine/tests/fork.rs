@@ -3,12 +3,22 @@
 
 use std::time::{Duration, Instant};
 
-use kvferry_engine::{Access, Engine, Error, Registry};
+use kvferry_engine::{Access, Engine, Error, Registry, Transport, Transports};
 
 #[test]
 fn a_forked_child_ends_at_once_and_its_parents_engine_goes_on() {
+    for transport in [Transport::Tcp, Transport::Local] {
+        fork_while_moving(transport);
+    }
+}
+
+fn fork_while_moving(transport: Transport) {
+    let parent = tempfile::tempdir().unwrap();
     let start = |registry: &Registry| {
-        let builder = Engine::builder(registry.clone()).listen("127.0.0.1:0");
+        let builder = Engine::builder(registry.clone())
+            .listen("127.0.0.1:0")
+            .transports(Transports::Only(transport))
+            .run_directory(parent.path().join("run"));
         builder.start_blocking().unwrap()
     };
     let (registry, other_registry) = (Registry::new(), Registry::new());

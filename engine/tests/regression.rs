@@ -3,13 +3,20 @@
 
 use std::time::Duration;
 
-use kvferry_engine::{Access, Engine, Error, Layout, Region, Registry};
+use kvferry_engine::{
+    Access, Engine, EngineBuilder, Error, Layout, Region, Registry, Transport, Transports,
+};
 
 const SECONDS: Duration = Duration::from_secs(10);
 
+fn tcp_engine(registry: &Registry) -> EngineBuilder {
+    let builder = Engine::builder(registry.clone()).listen("127.0.0.1:0");
+    builder.transports(Transports::Only(Transport::Tcp))
+}
+
 async fn host() -> (Engine, Region) {
     let registry = Registry::new();
-    let engine = Engine::builder(registry.clone()).listen("127.0.0.1:0").start().await.unwrap();
+    let engine = tcp_engine(&registry).start().await.unwrap();
     let cache = registry.allocate(64 << 20).unwrap();
     cache.share(Access::ReadWrite).unwrap();
     (engine, cache)
@@ -99,7 +106,7 @@ async fn nothing_is_granted_or_published_of_a_region_that_is_being_unregistered(
 async fn durations_beyond_the_clock_are_as_good_as_long() {
     let registry = Registry::new();
     let forever = Duration::MAX;
-    let builder = Engine::builder(registry.clone()).listen("127.0.0.1:0").idle_after(forever);
+    let builder = tcp_engine(&registry).idle_after(forever);
     let engine = builder.connect_timeout(forever).start().await.unwrap();
     let local = registry.allocate(4096).unwrap();
     let (owner, _cache) = host().await;
@@ -170,8 +177,7 @@ async fn ready_means_that_all_that_was_published_is_known() {
 async fn connecting_ends_when_lanes_lead_to_somebody_else() {
     let (other, _cache) = host().await;
     let lanes = format!("127.0.0.1:{}", other.lane_port());
-    let builder = Engine::builder(Registry::new()).listen("127.0.0.1:0").lane_advertise(lanes);
-    let owner = builder.start().await.unwrap();
+    let owner = tcp_engine(&Registry::new()).lane_advertise(lanes).start().await.unwrap();
     let (initiator, _local) = host().await;
     for _ in 0..2 {
         let connecting = initiator.connect(owner.address());
@@ -183,9 +189,8 @@ async fn connecting_ends_when_lanes_lead_to_somebody_else() {
 #[tokio::test]
 async fn peers_that_nobody_uses_any_more_are_forgotten() {
     let (owner, _cache) = host().await;
-    let registry = Registry::new();
-    let builder = Engine::builder(registry).listen("127.0.0.1:0");
-    let initiator = builder.idle_after(Duration::from_millis(100)).start().await.unwrap();
+    let initiator =
+        tcp_engine(&Registry::new()).idle_after(Duration::from_millis(100)).start().await.unwrap();
     for _ in 0..20 {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let nobody = listener.local_addr().unwrap();

@@ -169,6 +169,11 @@ fn ends() -> Ends {
 }
 
 impl Ends {
+    fn send_with(&self, frame: &[u8], descriptor: OwnedFd) {
+        self.here.send_later_with(frame, descriptor);
+        self.here.send_queued();
+    }
+
     fn next(&self) -> Event {
         self.events.recv_timeout(Duration::from_secs(10)).expect("something happens")
     }
@@ -178,10 +183,10 @@ impl Ends {
 fn each_descriptor_arrives_with_its_frame_whatever_goes_before_and_behind() {
     let ends = ends();
     for round in 0..50_u8 {
-        ends.here.send_with(&prefix(0, 0, 0), file(&format!("first {round}")));
+        ends.send_with(&prefix(0, 0, 0), file(&format!("first {round}")));
         ends.here.send_bulk(Box::new(Bulk::new(round)));
-        ends.here.send_with(&prefix(0, 0, 0), file(&format!("second {round}")));
-        ends.here.send_with(&prefix(0, 0, 0), file(&format!("third {round}")));
+        ends.send_with(&prefix(0, 0, 0), file(&format!("second {round}")));
+        ends.send_with(&prefix(0, 0, 0), file(&format!("third {round}")));
         ends.here.send(&prefix(2, 0, 0));
     }
     for round in 0..50_u8 {
@@ -207,7 +212,7 @@ fn descriptors_that_nobody_asks_for_are_bounded_and_closed_with_the_lane() {
     for _ in 0..40 {
         let (reader, writer) = std::io::pipe().unwrap();
         // A frame that asks for none.
-        ends.here.send_with(&prefix(2, 1, 0), writer.into());
+        ends.send_with(&prefix(2, 1, 0), writer.into());
         readers.push(reader);
     }
     for _ in 0..40 {

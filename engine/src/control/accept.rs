@@ -1,19 +1,25 @@
 //! Lanes that others open.
 
+use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_proto::frame::{Hello, Refusal, Welcome};
 use kvferry_proto::message::VERSION_MAJOR;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use kvferry_transport::local::Doorway;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::local;
 use crate::core::Core;
+use crate::loan::{Lender, Lending};
 use crate::serve::{Initiator, RequestHandler};
+use crate::transports::Transport;
 
 /// How many connections may be between their start and the end of their hello.
 const MOST_UNKNOWN: usize = 1024;
@@ -24,17 +30,46 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// The wait after the system refused a connection, for want of descriptors for example.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Where lanes come in.
+pub(crate) enum Entrance {
+    Tcp(TcpListener),
+    /// The socket's name goes with the listener.
+    Local {
+        listener: UnixListener,
+        _doorway: Doorway,
+    },
+}
+
+/// A connection that may become a lane.
+enum Arrival {
+    Tcp(TcpStream, SocketAddr),
+    Local(UnixStream),
+}
+
+impl Entrance {
+    async fn accept(&self) -> io::Result<Arrival> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
+                Ok(Arrival::Tcp(stream, from))
+            }
+            Self::Local { listener, .. } => Ok(Arrival::Local(listener.accept().await?.0)),
+        }
+    }
+}
+
 /// Accepts lanes for as long as the engine's runtime lives.
-pub(crate) async fn accept_lanes(core: Arc<Core>, listener: TcpListener) {
+pub(crate) async fn accept_lanes(core: Arc<Core>, entrance: Entrance) {
     let unknown = Arc::new(Semaphore::new(MOST_UNKNOWN));
     loop {
         // Never closed, so this is a permit.
         let Ok(permit) = unknown.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, from)) => {
+        match entrance.accept().await {
+            Ok(arrival) => {
                 let core = core.clone();
                 tokio::spawn(async move {
-                    let greeted = timeout(HELLO_TIMEOUT, greet(&core, stream)).await;
+                    let from = arrival.to_string();
+                    let greeted = timeout(HELLO_TIMEOUT, greet(&core, arrival)).await;
                     drop(permit);
                     match greeted {
                         Ok(Ok(())) => {}
@@ -51,26 +86,59 @@ pub(crate) async fn accept_lanes(core: Arc<Core>, listener: TcpListener) {
     }
 }
 
-async fn greet(core: &Arc<Core>, mut stream: TcpStream) -> io::Result<()> {
+impl fmt::Display for Arrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(_, from) => from.fmt(f),
+            Self::Local(_) => f.write_str("a process of this host"),
+        }
+    }
+}
+
+async fn greet(core: &Arc<Core>, arrival: Arrival) -> io::Result<()> {
+    match arrival {
+        Arrival::Tcp(mut stream, _) => {
+            let (hello, admitted, sent) = exchange(core, &mut stream, Transport::Tcp).await?;
+            let stream = sent.and_then(|()| {
+                stream.set_nodelay(true)?;
+                Ok(stream.into_std()?.into())
+            });
+            admitted.take_up(core, &hello, stream)
+        }
+        Arrival::Local(mut stream) => {
+            local::prove(&mut stream).await?;
+            let (hello, admitted, sent) = exchange(core, &mut stream, Transport::Local).await?;
+            let stream = sent.and_then(|()| Ok(stream.into_std()?.into()));
+            admitted.take_up(core, &hello, stream)
+        }
+    }
+}
+
+/// Hears the hello of a lane, and answers it. Whether the answer could be sent is for whoever takes
+/// the lane up.
+async fn exchange(
+    core: &Core,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    transport: Transport,
+) -> io::Result<(Hello, Admitted, io::Result<()>)> {
     let mut hello = [0; Hello::BYTES];
     stream.read_exact(&mut hello).await?;
     let hello = Hello::decode(&hello).map_err(io::Error::other)?;
-    let admitted = admit(core, &hello);
+    let admitted = admit(core, &hello, transport);
     let sent = stream.write_all(&admitted.welcome(core).encode()).await;
-    let stream = sent.and_then(|()| {
-        stream.set_nodelay(true)?;
-        Ok(stream.into_std()?.into())
-    });
-    admitted.take_up(core, &hello, stream)
+    Ok((hello, admitted, sent))
 }
 
 /// Whether a lane may be opened, and by whom.
-pub(crate) struct Admitted(Result<Arc<Initiator>, Refusal>);
+pub(crate) struct Admitted {
+    initiator: Result<Arc<Initiator>, Refusal>,
+    transport: Transport,
+}
 
 impl Admitted {
     /// What the initiator is told.
     pub(crate) fn welcome(&self, core: &Core) -> Welcome {
-        Welcome { target: core.incarnation, refusal: self.0.as_ref().err().copied() }
+        Welcome { target: core.incarnation, refusal: self.initiator.as_ref().err().copied() }
     }
 
     /// Takes the connection up as a lane, if it was admitted and its welcome is on its way.
@@ -80,12 +148,14 @@ impl Admitted {
         hello: &Hello,
         stream: io::Result<OwnedFd>,
     ) -> io::Result<()> {
-        let initiator = self.0.map_err(io::Error::other)?;
+        let initiator = self.initiator.map_err(io::Error::other)?;
         let opened = stream.and_then(|stream| {
             let reactor = core.reactor().ok_or_else(|| io::Error::other(Refusal::ShuttingDown))?;
-            let handler = RequestHandler::new(core.clone(), initiator.clone(), hello.lane);
+            let lending = (self.transport == Transport::Local).then(|| Lending::new(Lender::Owner));
+            let handler =
+                RequestHandler::new(core.clone(), initiator.clone(), hello.lane, lending.clone());
             let add = || reactor.add(stream, Core::accepted_lane(), Arc::new(handler));
-            initiator.lanes.add(hello.lane, add)
+            initiator.lanes.add(hello.lane, lending, add)
         });
         if opened.is_err() {
             initiator.remove_lane(hello.lane);
@@ -95,11 +165,15 @@ impl Admitted {
 }
 
 /// Looks whether the lane of a hello may be opened.
-pub(crate) fn admit(core: &Core, hello: &Hello) -> Admitted {
-    Admitted(find_initiator(core, hello))
+pub(crate) fn admit(core: &Core, hello: &Hello, transport: Transport) -> Admitted {
+    Admitted { initiator: find_initiator(core, hello, transport), transport }
 }
 
-fn find_initiator(core: &Core, hello: &Hello) -> Result<Arc<Initiator>, Refusal> {
+fn find_initiator(
+    core: &Core,
+    hello: &Hello,
+    transport: Transport,
+) -> Result<Arc<Initiator>, Refusal> {
     if hello.version != VERSION_MAJOR {
         return Err(Refusal::Version);
     }
@@ -108,6 +182,9 @@ fn find_initiator(core: &Core, hello: &Hello) -> Result<Arc<Initiator>, Refusal>
     }
     if core.is_shut() {
         return Err(Refusal::ShuttingDown);
+    }
+    if !core.settings.transports.permit(transport) {
+        return Err(Refusal::Transport);
     }
     core.initiators.open_lane(hello)
 }

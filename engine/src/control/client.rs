@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint as GrpcEndpoint};
 
-use super::lane;
-use super::offer::{Offer, hello};
+use super::offer::{Offer, Offers, hello};
+use super::{lane, local};
 use crate::core::Core;
 use crate::error::Error;
 use crate::net::Endpoint;
@@ -119,7 +119,9 @@ async fn shake_hands(
         .await
         .map_err(|status| unreachable(&describe(&status)))?
         .into_inner();
-    let (incarnation, offer) = Offer::read(endpoint, reply)?;
+    let offers = Offers::read(endpoint, reply)?;
+    let incarnation = offers.incarnation;
+    let offer = local::choose(core, endpoint, offers).await?;
     let mut updates = client
         .watch(rpc::WatchRequest { incarnation: incarnation.0, watcher: core.incarnation.0 })
         .await

@@ -1,20 +1,24 @@
 //! Lanes to a peer: how one is opened.
 
 use std::fmt::Display;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use kvferry_proto::LaneId;
 use kvferry_proto::frame::{Hello, Welcome};
 use kvferry_proto::message::VERSION_MAJOR;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::client::dial;
-use super::offer::Offer;
+use super::local;
+use super::offer::{Offer, Way};
 use crate::core::Core;
 use crate::error::Error;
+use crate::loan::{Lender, Lending};
 use crate::peer::{PeerInner, ReplyHandler};
+use crate::transports::Transport;
 
 /// Opens a lane, and tells the session how that went.
 pub(super) async fn open(peer: Weak<PeerInner>, lane: LaneId) {
@@ -23,7 +27,7 @@ pub(super) async fn open(peer: Weak<PeerInner>, lane: LaneId) {
     let opened = match timeout(limit, try_open(&strong, lane)).await {
         Ok(opened) => opened,
         Err(_) => {
-            let why = format_args!("its lane port did not answer within {limit:?}");
+            let why = format_args!("it did not take a lane within {limit:?}");
             Err(Error::unreachable(strong.endpoint(), why))
         }
     };
@@ -48,14 +52,43 @@ pub(crate) fn report(peer: &Arc<PeerInner>, lane: LaneId, opened: Result<(), Err
 
 async fn try_open(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error> {
     let (offer, hello) = hello(peer, lane)?;
-    let mut stream = dial(&offer.endpoint, peer.core().settings.connect_timeout).await?;
-    let unreachable = |error: &dyn Display| Error::unreachable(&offer.endpoint, error);
-    stream.write_all(&hello.encode()).await.map_err(|error| unreachable(&error))?;
+    let unreachable = |error: &dyn Display| offer.unreachable(peer, error);
+    let (welcome, stream) = match &offer.way {
+        Way::Tcp(endpoint) => {
+            let mut stream = dial(endpoint, peer.core().settings.connect_timeout).await?;
+            let welcome = exchange(&hello, &mut stream).await.map_err(|e| unreachable(&e))?;
+            stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
+            (welcome, stream.into_std().map_err(|error| unreachable(&error))?.into())
+        }
+        Way::Local(path) => {
+            let mut stream = local::meet(path).await.map_err(|error| unreachable(&error))?;
+            let welcome = exchange(&hello, &mut stream).await.map_err(|e| unreachable(&e))?;
+            (welcome, stream.into_std().map_err(|error| unreachable(&error))?.into())
+        }
+    };
+    take_up(peer, lane, &offer, &welcome, stream)
+}
+
+/// Says hello, and hears the answer.
+async fn exchange(
+    hello: &Hello,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+) -> io::Result<[u8; Welcome::BYTES]> {
+    stream.write_all(&hello.encode()).await?;
     let mut welcome = [0; Welcome::BYTES];
-    stream.read_exact(&mut welcome).await.map_err(|error| unreachable(&error))?;
-    stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
-    let stream = stream.into_std().map_err(|error| unreachable(&error))?;
-    take_up(peer, lane, &offer, &welcome, stream.into())
+    stream.read_exact(&mut welcome).await?;
+    Ok(welcome)
+}
+
+impl Offer {
+    fn unreachable(&self, peer: &PeerInner, error: &dyn Display) -> Error {
+        match &self.way {
+            Way::Tcp(endpoint) => Error::unreachable(endpoint, error),
+            Way::Local(path) => {
+                Error::unreachable(peer.endpoint(), format_args!("{}: {error}", path.display()))
+            }
+        }
+    }
 }
 
 /// Where a lane is opened, and what is said first on it.
@@ -84,13 +117,14 @@ pub(crate) fn take_up(
     stream: OwnedFd,
 ) -> Result<(), Error> {
     let welcome = Welcome::decode(welcome)
-        .map_err(|error| Error::Protocol { peer: offer.endpoint.clone(), error })?;
+        .map_err(|error| Error::Protocol { peer: peer.endpoint().clone(), error })?;
     if let Some(refusal) = welcome.refusal {
         return Err(Error::LaneRefused { peer: peer.endpoint().clone(), refusal });
     }
     let reactor = peer.core().reactor().ok_or(Error::Shutdown)?;
-    let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane));
+    let lending = (offer.transport() == Transport::Local).then(|| Lending::new(Lender::Initiator));
+    let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane, lending.clone()));
     peer.lanes()
-        .add(lane, || reactor.add(stream, Core::opened_lane(), handler))
-        .map_err(|error| Error::unreachable(&offer.endpoint, error))
+        .add(lane, lending, || reactor.add(stream, Core::opened_lane(), handler))
+        .map_err(|error| offer.unreachable(peer, &error))
 }

@@ -8,10 +8,12 @@
 //! | `client` | the handshake with a peer, and its table |
 //! | `offer` | what engines tell each other in it |
 //! | `lane` | lanes to a peer |
+//! | `local` | whether a peer is on this host, and how both make sure |
 
 pub(crate) mod accept;
 mod admit;
 pub(crate) mod client;
 pub(crate) mod lane;
+pub(crate) mod local;
 pub(crate) mod offer;
 pub(crate) mod server;

@@ -1,5 +1,8 @@
 //! What engines tell each other first: who they are, and where they accept lanes.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use kvferry_proto::Incarnation;
 use kvferry_proto::frame::limits;
 use kvferry_proto::message::{self, VERSION_MAJOR, VERSION_MINOR};
@@ -8,16 +11,35 @@ use kvferry_proto::rpc::{self, offer};
 use crate::core::Core;
 use crate::error::Error;
 use crate::net::Endpoint;
+use crate::transports::Transport;
 
 /// A peer that takes less at once makes us cut transfers into more pieces than is reasonable.
 const LEAST_SLICE_BYTES: u32 = 64 << 10;
 
-/// Where a peer accepts lanes, and what it takes.
+/// How lanes to a peer are opened, since the last handshake, and what it takes.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
-    pub(super) endpoint: Endpoint,
+    pub(super) way: Way,
     pub(super) incarnation: Incarnation,
     pub(crate) max_slice_bytes: u32,
+    /// Why lanes are not local, where they might have been.
+    pub(crate) not_local: Option<Arc<str>>,
+}
+
+/// Where lanes are accepted.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    Tcp(Endpoint),
+    Local(PathBuf),
+}
+
+impl Offer {
+    pub(crate) fn transport(&self) -> Transport {
+        match self.way {
+            Way::Tcp(_) => Transport::Tcp,
+            Way::Local(_) => Transport::Local,
+        }
+    }
 }
 
 fn version() -> rpc::Version {
@@ -29,32 +51,44 @@ pub(crate) fn hello(core: &Core) -> rpc::HelloRequest {
     rpc::HelloRequest {
         version: Some(version()),
         incarnation: core.incarnation.0,
-        transports: vec!["tcp".into()],
+        transports: core.settings.transports.permitted().map(|one| one.name().into()).collect(),
     }
 }
 
 /// What an engine answers. A peer of another version is told ours, and finds the words for it.
 pub(crate) fn hello_reply(core: &Core, lane_port: u16) -> rpc::HelloReply {
+    let max_slice_bytes = limits::PAYLOAD_BYTES;
+    let max_lanes = u32::try_from(core.settings.max_lanes_per_peer).unwrap_or(u32::MAX);
+    let local =
+        core.run_directory.is_ok().then_some(rpc::LocalOffer { max_slice_bytes, max_lanes });
     let lanes = core.settings.lane_address.as_ref();
-    let tcp = rpc::TcpOffer {
+    let tcp = core.settings.transports.permit(Transport::Tcp).then(|| rpc::TcpOffer {
         host: lanes.map_or(String::new(), |lanes| lanes.host().into()),
         port: lanes.map_or(lane_port, Endpoint::port).into(),
-        max_slice_bytes: limits::PAYLOAD_BYTES,
-        max_lanes: u32::try_from(core.settings.max_lanes_per_peer).unwrap_or(u32::MAX),
-    };
+        max_slice_bytes,
+        max_lanes,
+    });
+    let local = local.map(offer::Transport::Local);
+    let offers = local.into_iter().chain(tcp.map(offer::Transport::Tcp));
     rpc::HelloReply {
         version: Some(version()),
         incarnation: core.incarnation.0,
-        offers: vec![rpc::Offer { transport: Some(offer::Transport::Tcp(tcp)) }],
+        offers: offers.map(|transport| rpc::Offer { transport: Some(transport) }).collect(),
     }
 }
 
-impl Offer {
+/// What a peer offers.
+#[derive(Debug)]
+pub(crate) struct Offers {
+    pub(crate) incarnation: Incarnation,
+    tcp: Option<Offer>,
+    /// The most bytes of a slice.
+    local: Option<u32>,
+}
+
+impl Offers {
     /// Reads what the engine at `endpoint` answered.
-    pub(crate) fn read(
-        endpoint: &Endpoint,
-        reply: rpc::HelloReply,
-    ) -> Result<(Incarnation, Self), Error> {
+    pub(crate) fn read(endpoint: &Endpoint, reply: rpc::HelloReply) -> Result<Self, Error> {
         let unreachable = |error: &dyn std::fmt::Display| Error::unreachable(endpoint, error);
         let theirs = reply.version.map_or(0, |version| version.major);
         if theirs != u32::from(VERSION_MAJOR) {
@@ -63,22 +97,49 @@ impl Offer {
         }
         let incarnation =
             message::incarnation("HelloReply", reply.incarnation).map_err(|e| unreachable(&e))?;
-        let offer = reply
-            .offers
-            .into_iter()
-            .find_map(|offer| offer.transport.map(|offer::Transport::Tcp(tcp)| tcp))
-            .ok_or_else(|| Error::NoTransport { peer: endpoint.clone(), wanted: "tcp" })?;
-        let host = if offer.host.is_empty() { endpoint.host() } else { &offer.host };
-        let port =
-            u16::try_from(offer.port).map_err(|_| unreachable(&"its lane port is no port"))?;
-        if offer.max_slice_bytes < LEAST_SLICE_BYTES {
-            let why = format_args!("it takes slices of {} bytes at most", offer.max_slice_bytes);
-            return Err(unreachable(&why));
+        let slices = |bytes: u32| {
+            let why = format_args!("it takes slices of {bytes} bytes at most");
+            if bytes < LEAST_SLICE_BYTES { Err(unreachable(&why)) } else { Ok(bytes) }
+        };
+        let mut offers = Self { incarnation, tcp: None, local: None };
+        for offer in reply.offers {
+            match offer.transport {
+                Some(offer::Transport::Tcp(tcp)) => {
+                    let host = if tcp.host.is_empty() { endpoint.host() } else { &tcp.host };
+                    let port = u16::try_from(tcp.port)
+                        .map_err(|_| unreachable(&"its lane port is no port"))?;
+                    offers.tcp = Some(Offer {
+                        way: Way::Tcp(Endpoint::new(host, port)),
+                        incarnation,
+                        max_slice_bytes: slices(tcp.max_slice_bytes)?,
+                        not_local: None,
+                    });
+                }
+                Some(offer::Transport::Local(local)) => {
+                    offers.local = Some(slices(local.max_slice_bytes)?);
+                }
+                // Of a transport that this version does not know.
+                None => {}
+            }
         }
-        let max_slice_bytes = offer.max_slice_bytes;
-        Ok((
-            incarnation,
-            Self { endpoint: Endpoint::new(host, port), incarnation, max_slice_bytes },
-        ))
+        Ok(offers)
+    }
+
+    /// Lanes over TCP, and why they are not local.
+    pub(crate) fn by_tcp(
+        self,
+        endpoint: &Endpoint,
+        not_local: Option<Arc<str>>,
+    ) -> Result<Offer, Error> {
+        let no_tcp = || Error::NoTransport { peer: endpoint.clone(), wanted: "tcp" };
+        let offer = self.tcp.ok_or_else(no_tcp)?;
+        Ok(Offer { not_local, ..offer })
+    }
+
+    /// Lanes over the Unix socket at `path`, where the peer offers that.
+    pub(crate) fn by_local(&self, path: PathBuf) -> Option<Offer> {
+        let max_slice_bytes = self.local?;
+        let (way, incarnation) = (Way::Local(path), self.incarnation);
+        Some(Offer { way, incarnation, max_slice_bytes, not_local: None })
     }
 }

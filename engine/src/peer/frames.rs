@@ -2,40 +2,37 @@
 
 use std::sync::Arc;
 
-use kvferry_proto::TransferId;
 use kvferry_transport::lanes::{Load, Loader, Outgoing, Start};
 use kvferry_transport::memory::SpanList;
 
 use crate::passage;
 use crate::transfer::Op;
-use crate::transfer::cargo::{Cargo, Permit};
+use crate::transfer::cargo::{Cargo, Permit, Post};
 
-/// A slice: for a write its payload follows, for a read it is only asked for.
+/// A slice: for a write its payload follows, unless the peer can read it where it is; for a read it
+/// is only asked for.
 pub(super) struct SliceFrame {
     cargo: Arc<Cargo>,
-    slice: u32,
-    answer_now: bool,
-    floor: TransferId,
+    post: Post,
     spans: SpanList,
 }
 
 impl SliceFrame {
-    pub(super) fn new(cargo: Arc<Cargo>, slice: u32, answer_now: bool, floor: TransferId) -> Self {
-        Self { cargo, slice, answer_now, floor, spans: SpanList::new() }
+    pub(super) fn new(cargo: Arc<Cargo>, post: Post) -> Self {
+        Self { cargo, post, spans: SpanList::new() }
     }
 }
 
 impl Outgoing for SliceFrame {
     fn start(&mut self, out: &mut Vec<u8>) -> Start {
-        let Some(slice) = self.cargo.plan().slices().get(self.slice as usize) else {
+        let Some(slice) = self.cargo.plan().slices().get(self.post.slice as usize) else {
             return Start::Skip;
         };
         if self.cargo.permit() != Permit::Open {
             return Start::Skip;
         }
-        let (index, answer_now, floor) = (self.slice, self.answer_now, self.floor);
-        if self.cargo.terms().op == Op::Read {
-            self.cargo.encode_slice(out, index, slice, answer_now, floor, None);
+        if self.cargo.terms().op == Op::Read || self.post.by_reference {
+            self.cargo.encode_slice(out, &self.post, None);
             return Start::Bare;
         }
         let Ok(spans) = self.cargo.local_spans(slice) else { return Start::Skip };
@@ -60,7 +57,7 @@ impl Outgoing for SliceFrame {
         } else {
             None
         };
-        self.cargo.encode_slice(out, index, slice, answer_now, floor, crc32c);
+        self.cargo.encode_slice(out, &self.post, crc32c);
         Start::Payload(slice.bytes as usize)
     }
 

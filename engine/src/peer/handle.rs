@@ -11,6 +11,7 @@ use crate::net::Endpoint;
 use crate::remote::{RemoteLayout, RemoteRegion};
 use crate::request::{LocalSpans, RemoteSpans, Request};
 use crate::transfer::Op;
+use crate::transports::Transport;
 
 /// A remote engine. Clones are handles to the same peer.
 ///
@@ -93,12 +94,20 @@ impl Peer {
         self.write(LocalSpans::default(), RemoteSpans::default()).notify(notification)
     }
 
+    /// Why transfers to it are not carried by [`Transport::Local`], where that is allowed and
+    /// another transport does.
+    #[must_use]
+    pub fn not_local(&self) -> Option<Arc<str>> {
+        self.0.offer().and_then(|offer| offer.not_local)
+    }
+
     /// What is under way with it.
     #[must_use]
     pub fn status(&self) -> PeerStatus {
         let session = self.0.session.lock();
         PeerStatus {
             incarnation: session.incarnation(),
+            transport: session.incarnation().and_then(|_| self.0.transport()),
             open_transfers: session.open_transfers(),
             open_lanes: session.open_lanes(),
             stale_answers: session.stale_answers(),
@@ -111,6 +120,8 @@ impl Peer {
 pub struct PeerStatus {
     /// Who it is, while it is reachable.
     pub incarnation: Option<Incarnation>,
+    /// What carries transfers to it, while it is reachable.
+    pub transport: Option<Transport>,
     /// Transfers that have not ended.
     pub open_transfers: usize,
     /// Lanes to it.

@@ -5,6 +5,7 @@
 mod by_hand;
 mod frames;
 mod handle;
+mod lent;
 mod replies;
 
 use std::collections::VecDeque;
@@ -30,16 +31,14 @@ use crate::registry::Registry;
 use crate::remote::RemoteTable;
 use crate::session::{Action, Connection, Session};
 use crate::time;
-use crate::transfer::Spec;
-use crate::transfer::cargo::{Cargo, Driver};
+use crate::transfer::cargo::{Cargo, Driver, Post};
+use crate::transfer::{Op, Spec};
+use crate::transports::Transport;
 
 use frames::SliceFrame;
 
 pub use handle::{Peer, PeerStatus};
 pub(crate) use replies::ReplyHandler;
-
-/// What carries everything today.
-pub(crate) const TRANSPORT: &str = "tcp";
 
 /// What those who connect are told.
 type Answer = Result<(), Error>;
@@ -247,8 +246,10 @@ impl PeerInner {
                 frames_lane = lane_of_post;
             }
             match action {
-                Action::Post { slice, answer_now, floor, token, .. } => {
-                    frames.push(Box::new(SliceFrame::new(token, slice, answer_now, floor)));
+                Action::Post { lane, slice, answer_now, floor, token, .. } => {
+                    let by_reference = self.lend(lane, &token);
+                    let post = Post { slice, answer_now, floor, by_reference };
+                    frames.push(Box::new(SliceFrame::new(token, post)));
                 }
                 Action::Send { lane, control } => {
                     let mut frame = Vec::new();
@@ -259,11 +260,11 @@ impl PeerInner {
                     let mut frame = Vec::new();
                     let notification = token.terms().notification.as_deref().unwrap_or_default();
                     WireRequest::encode_notify(&mut frame, transfer, floor, notification);
-                    self.send(lane, &frame);
+                    if let Some(transport) = self.send(lane, &frame) {
+                        token.carried_by(transport);
+                    }
                 }
-                Action::End { outcome, repeated, token, .. } => {
-                    token.end(outcome, repeated, TRANSPORT);
-                }
+                Action::End { outcome, repeated, token, .. } => token.end(outcome, repeated),
                 Action::Handshake => {
                     let connection = self.core.outreach.shake_hands(self);
                     self.replace_control(Some(connection));
@@ -279,8 +280,8 @@ impl PeerInner {
                     self.core.outreach.open_lane(self, lane);
                 }
                 Action::CloseLane { lane, reset } => {
-                    if let Some(lane) = self.lanes.get(lane).filter(|_| !planted!(LeakedLane)) {
-                        if reset { lane.reset() } else { lane.close() }
+                    if let Some(open) = self.lanes.get(lane).filter(|_| !planted!(LeakedLane)) {
+                        if reset { open.lane.reset() } else { open.lane.close() }
                     }
                 }
             }
@@ -288,17 +289,32 @@ impl PeerInner {
         self.post(frames_lane, frames);
     }
 
-    /// A lane that is gone takes nothing: its slices are queued again when that is reported.
-    fn post(&self, lane: Option<LaneId>, frames: Vec<Box<dyn Outgoing>>) {
-        if let Some(lane) = lane.and_then(|lane| self.lanes.get(lane)) {
-            lane.send_all(frames);
+    /// Whether the peer can read what a slice is of, or may lend it, instead of a payload. Regions
+    /// that it has not been lent yet on this lane are, before the slice.
+    fn lend(&self, lane: LaneId, cargo: &Cargo) -> bool {
+        let Some(open) = self.lanes.get(lane) else { return false };
+        cargo.carried_by(open.transport());
+        let Some(lending) = open.lending.filter(|_| cargo.terms().by_reference) else {
+            return false;
+        };
+        match cargo.terms().op {
+            Op::Read => true,
+            Op::Write => lending.loans.lend_all(&open.lane, cargo.regions()),
         }
     }
 
-    fn send(&self, lane: LaneId, frame: &[u8]) {
-        if let Some(lane) = self.lanes.get(lane) {
-            lane.send(frame);
+    /// A lane that is gone takes nothing: its slices are queued again when that is reported.
+    fn post(&self, lane: Option<LaneId>, frames: Vec<Box<dyn Outgoing>>) {
+        if let Some(open) = lane.and_then(|lane| self.lanes.get(lane)) {
+            open.lane.send_all(frames);
         }
+    }
+
+    /// Returns what the lane is, while there is one.
+    fn send(&self, lane: LaneId, frame: &[u8]) -> Option<Transport> {
+        let open = self.lanes.get(lane)?;
+        open.lane.send(frame);
+        Some(open.transport())
     }
 
     fn replace_control(&self, connection: Option<outreach::Connection>) {
@@ -316,6 +332,12 @@ impl PeerInner {
     /// The handshake is through and the peer's table is whole, or it failed.
     pub(crate) fn shaken(self: &Arc<Self>, answer: Result<Shaken, Error>) {
         let incarnation = answer.map(|shaken| {
+            let offer = &shaken.offer;
+            let (peer, transport) = (&self.endpoint, offer.transport());
+            match &offer.not_local {
+                Some(why) => tracing::info!(%peer, %transport, not_local = %why, "met"),
+                None => tracing::info!(%peer, %transport, "met"),
+            }
             *self.offer.lock() = Some(shaken.offer);
             *self.table.write() = shaken.table;
             self.table_changed();
@@ -330,6 +352,11 @@ impl PeerInner {
 
     pub(crate) fn offer(&self) -> Option<Offer> {
         self.offer.lock().clone()
+    }
+
+    /// What carries transfers to it, since the last handshake.
+    pub(crate) fn transport(&self) -> Option<Transport> {
+        self.offer.lock().as_ref().map(Offer::transport)
     }
 
     pub(crate) fn lanes(&self) -> &Lanes {

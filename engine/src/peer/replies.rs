@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use kvferry_proto::frame::{Prefix, Reply};
+use kvferry_proto::frame::{Prefix, Reply, Status};
 use kvferry_proto::{LaneId, TransferId};
 use kvferry_transport::lanes::{
     CloseReason, Incoming, Landed, Landing, Lane, LaneHandler, Store, Storer,
@@ -10,7 +10,9 @@ use kvferry_transport::lanes::{
 use kvferry_transport::memory::SpanList;
 
 use super::PeerInner;
+use super::lent::{LentRead, SliceOf};
 use crate::error::Error;
+use crate::loan::{Borrowings, Lending, NOT_LENT_HERE};
 use crate::passage;
 use crate::transfer::cargo::{Cargo, Permit};
 
@@ -18,11 +20,39 @@ use crate::transfer::cargo::{Cargo, Permit};
 pub(crate) struct ReplyHandler {
     peer: Weak<PeerInner>,
     lane: LaneId,
+    /// Where the other end is a process of this host.
+    lending: Option<Lending>,
 }
 
 impl ReplyHandler {
-    pub(crate) fn new(peer: Weak<PeerInner>, lane: LaneId) -> Self {
-        Self { peer, lane }
+    pub(crate) fn new(peer: Weak<PeerInner>, lane: LaneId, lending: Option<Lending>) -> Self {
+        Self { peer, lane, lending }
+    }
+
+    /// What the other end has lent, or how it breaks the protocol by lending.
+    fn borrowings(&self) -> Result<&Borrowings, String> {
+        let lending = self.lending.as_ref();
+        lending.map(|lending| &*lending.borrowings).ok_or_else(|| NOT_LENT_HERE.into())
+    }
+
+    /// The source of a read slice is held, for this end to copy it.
+    fn lent(&self, peer: &Arc<PeerInner>, transfer: TransferId, slice: u32) -> Incoming {
+        let borrowings = match self.borrowings() {
+            Ok(borrowings) => borrowings,
+            Err(what) => return Incoming::Violation(what),
+        };
+        match peer.awaits(self.lane, transfer, slice) {
+            Some(cargo) => {
+                let slice = SliceOf { peer: self.peer.clone(), lane: self.lane, transfer, slice };
+                LentRead::begin(slice, cargo, borrowings)
+            }
+            None => {
+                // It has ended meanwhile: the session counts it.
+                let status = Status::HeldUntilLanded;
+                peer.reply(self.lane, Reply::Held { transfer, slice, status });
+                Incoming::Done
+            }
+        }
     }
 
     fn data(
@@ -50,7 +80,7 @@ impl ReplyHandler {
 }
 
 impl LaneHandler for ReplyHandler {
-    fn on_frame(&self, _lane: &Lane, prefix: &[u8; Prefix::BYTES], head: &[u8]) -> Incoming {
+    fn on_frame(&self, lane: &Lane, prefix: &[u8; Prefix::BYTES], head: &[u8]) -> Incoming {
         let Some(peer) = self.peer.upgrade() else {
             return Incoming::Violation("nobody waits for replies any more".into());
         };
@@ -59,6 +89,17 @@ impl LaneHandler for ReplyHandler {
         match decoded {
             Ok((prefix, Reply::Data { transfer, slice, crc32c })) => {
                 self.data(&peer, &prefix, transfer, slice, crc32c)
+            }
+            Ok((_, Reply::Held { transfer, slice, status: Status::HeldUntilLanded })) => {
+                self.lent(&peer, transfer, slice)
+            }
+            Ok((_, Reply::Lent(loan))) => {
+                let taken = self.borrowings().and_then(|borrowings| borrowings.take(lane, loan));
+                taken.map_or_else(Incoming::Violation, |()| Incoming::Done)
+            }
+            Ok((_, Reply::Recalled(region))) => {
+                let given_back = self.borrowings().map(|borrowings| borrowings.give_back(region));
+                given_back.map_or_else(Incoming::Violation, |()| Incoming::Done)
             }
             Ok((_, reply)) => {
                 peer.reply(self.lane, reply);
@@ -69,6 +110,9 @@ impl LaneHandler for ReplyHandler {
     }
 
     fn on_closed(&self, _lane: &Lane, reason: &CloseReason) {
+        if let Some(lending) = &self.lending {
+            lending.close();
+        }
         if let Some(peer) = self.peer.upgrade() {
             tracing::debug!(peer = %peer.endpoint, lane = %self.lane, %reason, "lane closed");
             peer.lane_closed(self.lane);

@@ -69,11 +69,26 @@ impl Run {
         Descriptor { offset: self.remote_offset, bytes: self.bytes, count: self.count, stride }
     }
 
+    /// The local side in the same form.
+    #[must_use]
+    pub fn local_descriptor(&self) -> Descriptor {
+        let stride = if self.count > 1 { self.local_stride.into() } else { 0 };
+        Descriptor { offset: self.local_offset, bytes: self.bytes, count: self.count, stride }
+    }
+
     /// Where each local span starts, in order.
     pub fn local_offsets(&self) -> impl Iterator<Item = u64> + use<> {
-        let (start, stride) = (self.local_offset, u64::from(self.local_stride));
-        (0..u64::from(self.count)).map(move |index| start + index * stride)
+        starts(self.local_offset, self.local_stride, self.count)
     }
+
+    /// Where each remote span starts, in order.
+    pub fn remote_offsets(&self) -> impl Iterator<Item = u64> + use<> {
+        starts(self.remote_offset, self.remote_stride, self.count)
+    }
+}
+
+fn starts(start: u64, stride: u32, count: u32) -> impl Iterator<Item = u64> {
+    (0..u64::from(count)).map(move |index| start + index * u64::from(stride))
 }
 
 /// A range of runs that one frame carries.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,12 @@ pub(crate) trait Holder: Send + Sync {
     fn cut(&self);
 }
 
+/// Somebody whom a region was lent to: another process reads it.
+pub(crate) trait Borrower: Send + Sync {
+    /// The region goes: it is not to be read any more.
+    fn recall(&self, region: RegionId);
+}
+
 #[derive(Default)]
 struct State {
     references: u64,
@@ -34,6 +41,7 @@ struct State {
     standing: Vec<Arc<GrantInner>>,
     /// Names of layouts that are published.
     published: u64,
+    borrowers: Vec<Weak<dyn Borrower>>,
 }
 
 pub(crate) struct RegionInner {
@@ -103,6 +111,19 @@ impl RegionInner {
         state.next_use += 1;
         state.uses.insert(id, holder);
         Ok(RegionUse { region: self.clone(), id })
+    }
+
+    /// A descriptor of its memory for another process, which reads it until it is recalled from
+    /// `borrower`; `None` where it is on its way out, cannot be lent, or no descriptor is left.
+    pub(crate) fn lend(&self, borrower: Weak<dyn Borrower>) -> Option<OwnedFd> {
+        let mut state = self.state.lock();
+        if state.closing {
+            return None;
+        }
+        let descriptor = self.memory().ok()?.lend().ok()??;
+        state.borrowers.retain(|one| one.strong_count() > 0);
+        state.borrowers.push(borrower);
+        Some(descriptor)
     }
 
     /// What peers are told, if anything.
@@ -340,6 +361,10 @@ impl Region {
         for holder in left {
             cut.push(holder.transfer());
             holder.cut();
+        }
+        let borrowers = std::mem::take(&mut self.inner.state.lock().borrowers);
+        for borrower in borrowers.iter().filter_map(Weak::upgrade) {
+            borrower.recall(self.inner.id);
         }
         self.registry.remove(&self.inner);
         self.inner.memory.write().take();

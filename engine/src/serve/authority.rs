@@ -8,7 +8,7 @@ use kvferry_proto::{Access, LaneId, RegionId, TransferId};
 use kvferry_transport::memory::SpanList;
 
 use super::Initiator;
-use crate::registry::{GrantInner, Registry};
+use crate::registry::{GrantInner, RegionInner, Registry};
 use crate::time;
 
 /// Everything that must hold while a slice is stored or sent.
@@ -18,6 +18,8 @@ pub(super) struct Authority {
     transfer: TransferId,
     deadline: Instant,
     grants: Vec<Arc<GrantInner>>,
+    /// The regions that the slice touches.
+    pub(super) regions: Vec<Arc<RegionInner>>,
 }
 
 impl Authority {
@@ -38,6 +40,7 @@ impl Authority {
             transfer: request.head.transfer,
             deadline: time::after(now, remaining),
             grants: Vec::new(),
+            regions: Vec::new(),
         };
         let mut spans = SpanList::new();
         spans.reserve(request.total.spans as usize);
@@ -50,8 +53,10 @@ impl Authority {
                     None => {
                         let grant = registry.grants().get(section.grant)?;
                         grant.check(initiator.incarnation, wanted, now)?;
-                        let memory = grant.region(section.region)?.memory();
+                        let region = grant.region(section.region)?;
+                        let memory = region.memory();
                         spans.attach(&memory.map_err(|_| Status::RegionGone)?);
+                        authority.regions.push(region.clone());
                         current.insert(grant)
                     }
                 };
@@ -79,7 +84,7 @@ impl Authority {
 }
 
 /// A status on its way out of the walk over sections.
-struct Refused(Status);
+pub(super) struct Refused(pub(super) Status);
 
 impl From<Status> for Refused {
     fn from(status: Status) -> Self {

@@ -8,10 +8,12 @@
 //! | `requests` | the lane's handler: what each request comes to |
 //! | `write` | a payload on its way into this process's memory |
 //! | `read` | a payload on its way out of it |
+//! | `lent` | slices without a payload, between processes of one host |
 
 mod authority;
 pub mod inbound;
 mod initiators;
+mod lent;
 mod read;
 mod requests;
 mod write;

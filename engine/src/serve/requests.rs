@@ -8,21 +8,35 @@ use kvferry_transport::lanes::{CloseReason, Incoming, Lane, LaneHandler};
 
 use super::Initiator;
 use super::authority::Authority;
+use super::lent::{self, Holds, LentTarget, LentWrite};
 use super::read::DataFrame;
 use super::write::WriteLanding;
 use crate::core::Core;
 use crate::inbox::Notification;
+use crate::loan::{Lending, NOT_LENT_HERE};
 use crate::passage;
 
 pub(crate) struct RequestHandler {
     core: Arc<Core>,
     initiator: Arc<Initiator>,
     lane: LaneId,
+    /// Where the initiator is a process of this host.
+    lending: Option<Lending>,
+    holds: Holds,
 }
 
 impl RequestHandler {
-    pub(crate) fn new(core: Arc<Core>, initiator: Arc<Initiator>, lane: LaneId) -> Self {
-        Self { core, initiator, lane }
+    pub(crate) fn new(
+        core: Arc<Core>,
+        initiator: Arc<Initiator>,
+        lane: LaneId,
+        lending: Option<Lending>,
+    ) -> Self {
+        Self { core, initiator, lane, lending, holds: Holds::default() }
+    }
+
+    fn lending(&self) -> Result<&Lending, String> {
+        self.lending.as_ref().ok_or_else(|| NOT_LENT_HERE.into())
     }
 
     fn handle(&self, lane: &Lane, prefix: &Prefix, head: &[u8]) -> Result<Incoming, String> {
@@ -39,6 +53,14 @@ impl RequestHandler {
                 Ok(Incoming::Done)
             }
             Request::Control(control) => self.control(lane, control),
+            Request::Lend(loan) => {
+                self.lending()?.borrowings.take(lane, loan)?;
+                Ok(Incoming::Done)
+            }
+            Request::Recall(region) => {
+                self.lending()?.borrowings.give_back(region);
+                Ok(Incoming::Done)
+            }
         }
     }
 
@@ -58,6 +80,11 @@ impl RequestHandler {
     fn write(&self, prefix: &Prefix, request: &SliceRequest<'_>) -> Result<Incoming, String> {
         let head = request.head;
         self.observe(head.transfer, head.floor)?;
+        // Looked at first: a frame that breaks the protocol begins nothing.
+        let named = match request.sources {
+            Some(named) => Some((named, &self.lending()?.borrowings)),
+            None => None,
+        };
         let begun = {
             let mut inbound = self.initiator.inbound.lock();
             // A repeat of what was announced: its memory may be somebody else's by now.
@@ -68,13 +95,29 @@ impl RequestHandler {
             }
         };
         let target = begun.and_then(|()| self.establish(request, Access::Write));
+        let (transfer, slice, answer_now) = (head.transfer, head.slice, prefix.answer_now);
+        if let Some((named, borrowings)) = named {
+            let target = target.and_then(|(authority, to)| {
+                let from = lent::sources(named, borrowings)?;
+                Ok(LentTarget { authority, to, from })
+            });
+            return Ok(Incoming::Work(Box::new(LentWrite {
+                core: self.core.clone(),
+                initiator: self.initiator.clone(),
+                lane: self.lane,
+                transfer,
+                slice,
+                answer_now,
+                target,
+            })));
+        }
         Ok(Incoming::Payload(Box::new(WriteLanding {
             core: self.core.clone(),
             initiator: self.initiator.clone(),
             lane: self.lane,
-            transfer: head.transfer,
-            slice: head.slice,
-            answer_now: prefix.answer_now,
+            transfer,
+            slice,
+            answer_now,
             crc32c: prefix.checksum.then_some(head.crc32c),
             notification: request.notification.map(Into::into),
             target,
@@ -89,7 +132,17 @@ impl RequestHandler {
     ) -> Result<Incoming, String> {
         let (transfer, slice) = (request.head.transfer, request.head.slice);
         self.observe(transfer, request.head.floor)?;
+        let lending = if prefix.by_reference { Some(self.lending()?) } else { None };
         match self.establish(request, Access::Read) {
+            Ok((authority, _))
+                if lending.is_some_and(|lending| {
+                    self.holds.has_room(request.head.floor)
+                        && lending.loans.lend_all(lane, &authority.regions)
+                }) =>
+            {
+                self.holds.hold(transfer, slice, authority);
+                reply(lane, Reply::Held { transfer, slice, status: Status::HeldUntilLanded });
+            }
             Ok((authority, spans)) => lane.send_bulk(Box::new(DataFrame {
                 authority,
                 spans,
@@ -122,7 +175,7 @@ impl RequestHandler {
                 inbound.lock().fence_lane(lost);
                 passage::quiesce();
                 if let Some(lost) = self.initiator.lanes.get(lost) {
-                    lost.reset();
+                    lost.lane.reset();
                 }
                 reply(lane, Reply::LaneFenced { lane: lost });
             }
@@ -131,9 +184,11 @@ impl RequestHandler {
                 reply(lane, Reply::Pong { nonce });
                 return Ok(Incoming::Quiet);
             }
-            // This engine sends copies, which are held when they are sent: it never asks.
             Control::Landed { transfer, slice } => {
-                return Err(format!("slice {slice} of {transfer} was not held until it landed"));
+                self.lending()?;
+                let status = self.holds.landed(transfer, slice);
+                self.core.initiators.count(status);
+                reply(lane, Reply::Held { transfer, slice, status });
             }
         }
         Ok(Incoming::Done)
@@ -150,6 +205,10 @@ impl LaneHandler for RequestHandler {
     }
 
     fn on_closed(&self, _lane: &Lane, reason: &CloseReason) {
+        self.holds.clear();
+        if let Some(lending) = &self.lending {
+            lending.close();
+        }
         let from = self.initiator.incarnation;
         match reason {
             CloseReason::Violation(what) => {

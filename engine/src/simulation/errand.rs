@@ -13,7 +13,7 @@ use prost::Message;
 
 use crate::control::client::{self, Shaken};
 use crate::control::lane;
-use crate::control::offer::Offer;
+use crate::control::offer::Offers;
 use crate::error::Error;
 use crate::net::Endpoint;
 use crate::outreach::{Connection, Outreach};
@@ -123,7 +123,9 @@ impl Handshake {
 fn read(endpoint: &Endpoint, reply: &[u8], updates: &[Vec<u8>]) -> Result<Shaken, Error> {
     let reply =
         rpc::HelloReply::decode(reply).map_err(|error| Error::unreachable(endpoint, error))?;
-    let (incarnation, offer) = Offer::read(endpoint, reply)?;
+    let offers = Offers::read(endpoint, reply)?;
+    let incarnation = offers.incarnation;
+    let offer = offers.by_tcp(endpoint, None)?;
     let mut table = RemoteTable::of(incarnation);
     for update in updates {
         apply(endpoint, &mut table, update)?;

@@ -51,6 +51,7 @@ use crate::net::IntoEndpoint;
 use crate::peer::{Peer, PeerInner};
 use crate::plan::PlanLimits;
 use crate::registry::{Cursor, Grant, Registry, Span};
+use crate::transports::{Transport, Transports};
 use crate::{session, time};
 
 pub use errand::{Errand, Followed, Handshake, Opening};
@@ -121,11 +122,14 @@ impl Node {
             connect_timeout: Duration::ZERO,
             max_lanes_per_peer: settings.max_lanes_per_peer,
             notifications: settings.notifications,
+            transports: Transports::Only(Transport::Tcp),
             lane_address: None,
         };
         let outreach = Box::new(errands.clone());
         let reactors = vec![reactor.clone()];
-        let core = Arc::new(Core::new(incarnation, registry, settings, outreach, reactors));
+        let no_host = Err("a simulation has no host".into());
+        let core = Core::new(incarnation, registry, settings, outreach, no_host, reactors);
+        let core = Arc::new(core);
         Ok(Self { core, reactor, errands, draining: Mutex::default() })
     }
 
@@ -226,7 +230,7 @@ impl Node {
         stream: OwnedFd,
     ) -> Option<[u8; Welcome::BYTES]> {
         let hello = Hello::decode(hello).ok()?;
-        let admitted = accept::admit(&self.core, &hello);
+        let admitted = accept::admit(&self.core, &hello, Transport::Tcp);
         let welcome = admitted.welcome(&self.core).encode();
         if let Err(error) = admitted.take_up(&self.core, &hello, Ok(stream)) {
             tracing::debug!(%error, "no lane");

@@ -6,19 +6,22 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kvferry_proto::frame::{Kind, Prefix, SliceHead};
+use kvferry_proto::frame::{Kind, Prefix, SectionWriter, SliceHead};
 use kvferry_proto::{GrantId, RegionId, TransferId};
+use kvferry_transport::local::PeerSpans;
 use kvferry_transport::memory::{Memory, MemoryError, SpanList};
 use parking_lot::{Mutex, RwLock};
 
 use super::{Op, Outcome};
 use crate::completion::{Completion, Report};
 use crate::error::{Remote, TransferError};
+use crate::loan::{Borrowed, Borrowings};
 use crate::net::Endpoint;
 use crate::passage;
 use crate::plan::{Plan, Slice};
-use crate::registry::{Holder, RegionUse};
+use crate::registry::{Holder, RegionInner, RegionUse};
 use crate::time;
+use crate::transports::Transport;
 
 /// Who can end a transfer: the peer's driver.
 pub(crate) trait Driver: Send + Sync {
@@ -40,9 +43,26 @@ pub(crate) struct Terms {
     pub(crate) peer: Endpoint,
     pub(crate) checksum: bool,
     pub(crate) notification: Option<Arc<[u8]>>,
+    /// Whether its slices may go by reference, on lanes where that is possible.
+    pub(crate) by_reference: bool,
     pub(crate) begun: Instant,
     pub(crate) deadline: Instant,
 }
+
+/// How a slice goes out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Post {
+    pub(crate) slice: u32,
+    /// Its answer must not be held back.
+    pub(crate) answer_now: bool,
+    /// The oldest transfer that has not ended.
+    pub(crate) floor: TransferId,
+    /// The peer can read, or lends, what is moved.
+    pub(crate) by_reference: bool,
+}
+
+/// Spans of a process's own need no grant.
+const NO_GRANT: GrantId = GrantId(0);
 
 /// Memory may be touched.
 const OPEN: u8 = 0;
@@ -64,10 +84,14 @@ pub(crate) struct Cargo {
     plan: Plan,
     /// Emptied at the end, so that a handle which is kept keeps no memory.
     locals: RwLock<Vec<Memory>>,
+    /// The regions of these.
+    regions: Vec<Arc<RegionInner>>,
     remotes: Vec<(GrantId, RegionId)>,
     driver: Box<dyn Driver>,
     id: OnceLock<TransferId>,
     permit: AtomicU8,
+    /// What has carried any of it: a bit each.
+    carried_by: AtomicU8,
     completion: Completion,
     uses: Mutex<Vec<RegionUse>>,
 }
@@ -77,6 +101,7 @@ impl Cargo {
         terms: Terms,
         plan: Plan,
         locals: Vec<Memory>,
+        regions: Vec<Arc<RegionInner>>,
         remotes: Vec<(GrantId, RegionId)>,
         driver: Box<dyn Driver>,
     ) -> Self {
@@ -84,10 +109,12 @@ impl Cargo {
             terms,
             plan,
             locals: RwLock::new(locals),
+            regions,
             remotes,
             driver,
             id: OnceLock::new(),
             permit: AtomicU8::new(OPEN),
+            carried_by: AtomicU8::new(0),
             completion: Completion::default(),
             uses: Mutex::default(),
         }
@@ -118,6 +145,26 @@ impl Cargo {
 
     pub(crate) fn terms(&self) -> &Terms {
         &self.terms
+    }
+
+    /// The regions of this process that it uses.
+    pub(crate) fn regions(&self) -> &[Arc<RegionInner>] {
+        &self.regions
+    }
+
+    /// Something of it goes out by `transport`.
+    pub(crate) fn carried_by(&self, transport: Transport) {
+        self.carried_by.fetch_or(bit(transport), Ordering::Relaxed);
+    }
+
+    fn transports(&self) -> &'static str {
+        let carried = self.carried_by.load(Ordering::Relaxed);
+        match [Transport::Tcp, Transport::Local].map(|one| carried & bit(one) != 0) {
+            [true, true] => "local and tcp",
+            [true, false] => Transport::Tcp.name(),
+            [false, true] => Transport::Local.name(),
+            [false, false] => "none",
+        }
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {
@@ -172,43 +219,76 @@ impl Cargo {
         Ok(spans)
     }
 
-    /// Appends the request for a slice to `out`: prefix, head and the remote spans.
-    pub(crate) fn encode_slice(
+    /// The spans of a read slice in what the peer has lent, in payload order; `None` where it has
+    /// not lent all of it, or it could not be mapped.
+    pub(crate) fn lent_spans(
         &self,
-        out: &mut Vec<u8>,
-        index: u32,
         slice: &Slice,
-        answer_now: bool,
-        floor: TransferId,
-        crc32c: Option<u32>,
-    ) {
+        borrowings: &Borrowings,
+    ) -> Result<Option<PeerSpans>, MemoryError> {
+        let mut spans = PeerSpans::new();
+        spans.reserve(slice.spans as usize);
+        let mut attached = None;
+        for run in self.plan.runs(slice) {
+            let (_, region) = self.remotes[usize::from(run.remote)];
+            if attached != Some(region) {
+                let Some(Borrowed::Mapped(memory)) = borrowings.get(region) else {
+                    return Ok(None);
+                };
+                spans.attach(&memory);
+                attached = Some(region);
+            }
+            for offset in run.remote_offsets() {
+                spans.push(offset, run.bytes)?;
+            }
+        }
+        Ok(Some(spans))
+    }
+
+    /// Appends the request for a slice to `out`: prefix, head and the remote spans.
+    pub(crate) fn encode_slice(&self, out: &mut Vec<u8>, post: &Post, crc32c: Option<u32>) {
+        let Some(slice) = self.plan.slices().get(post.slice as usize) else { return };
         let remaining = self.terms.deadline.saturating_duration_since(time::now());
         let head = SliceHead {
             transfer: self.id(),
-            floor,
-            slice: index,
+            floor: post.floor,
+            slice: post.slice,
             remaining_us: u64::try_from(remaining.as_micros()).unwrap_or(u64::MAX),
             crc32c: crc32c.unwrap_or(0),
         };
-        let (kind, payload_bytes) = match self.terms.op {
-            Op::Write => (Kind::Write, slice.bytes),
-            Op::Read => (Kind::Read, 0),
-        };
-        let checksum = self.terms.checksum;
-        let prefix = Prefix { answer_now, checksum, payload_bytes, ..Prefix::new(kind) };
-        let rides = self.terms.op == Op::Write && self.plan.slices().len() == 1;
-        let notification = self.terms.notification.as_deref().filter(|_| rides);
-        head.encode(out, prefix, notification, |writer| {
+        let targets = |writer: &mut SectionWriter<'_>| {
             writer.reserve(slice.runs());
             for run in self.plan.runs(slice) {
                 let (grant, region) = self.remotes[usize::from(run.remote)];
                 writer.push(grant, region, run.descriptor());
             }
-        });
+        };
+        let answer_now = post.answer_now;
+        if self.terms.op == Op::Write && post.by_reference {
+            head.encode_by_reference(out, answer_now, targets, |writer| {
+                writer.reserve(slice.runs());
+                for run in self.plan.runs(slice) {
+                    let region = self.regions[usize::from(run.local)].id;
+                    writer.push(NO_GRANT, region, run.local_descriptor());
+                }
+            });
+            return;
+        }
+        let (kind, payload_bytes) = match self.terms.op {
+            Op::Write => (Kind::Write, slice.bytes),
+            Op::Read => (Kind::Read, 0),
+        };
+        let (checksum, by_reference) = (self.terms.checksum, post.by_reference);
+        let prefix =
+            Prefix { answer_now, checksum, by_reference, payload_bytes, ..Prefix::new(kind) };
+        let rides =
+            self.terms.op == Op::Write && self.plan.slices().len() == 1 && !self.terms.by_reference;
+        let notification = self.terms.notification.as_deref().filter(|_| rides);
+        head.encode(out, prefix, notification, targets);
     }
 
     /// It is over: fences its memory here, then tells its caller.
-    pub(crate) fn end(&self, outcome: Outcome, repeated: u32, transport: &'static str) {
+    pub(crate) fn end(&self, outcome: Outcome, repeated: u32) {
         let ended = match outcome {
             // Everything was acknowledged or has landed, so no call is under way.
             Outcome::Done => {
@@ -220,7 +300,7 @@ impl Cargo {
                     descriptors: self.plan.descriptors() as u64,
                     slices: self.plan.slices().len() as u64,
                     repeated_slices: repeated,
-                    transport,
+                    transport: self.transports(),
                     elapsed: time::now().saturating_duration_since(self.terms.begun),
                 })
             }
@@ -233,6 +313,13 @@ impl Cargo {
         self.locals.write().clear();
         self.uses.lock().clear();
         self.completion.end(ended);
+    }
+}
+
+fn bit(transport: Transport) -> u8 {
+    match transport {
+        Transport::Tcp => 1,
+        Transport::Local => 2,
     }
 }
 

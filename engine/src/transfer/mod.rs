@@ -68,6 +68,7 @@ pub struct TransferState {
     touched: bool,
     phase: Phase,
     notifies: bool,
+    by_reference: bool,
     begun: Instant,
     deadline: Instant,
 }
@@ -91,6 +92,7 @@ impl TransferState {
             touched: false,
             phase: Phase::Moving,
             notifies: spec.notifies,
+            by_reference: spec.by_reference,
             begun: spec.begun,
             deadline: spec.deadline,
         };
@@ -124,10 +126,10 @@ impl TransferState {
         self.repeated
     }
 
-    /// Whether the notification rides with the data: a write of a single slice.
+    /// Whether the notification rides with the data: a write of a single slice that carries it.
     #[must_use]
     pub fn notifies_inline(&self) -> bool {
-        self.op == Op::Write && self.slices.len() == 1 && self.notifies
+        self.op == Op::Write && self.slices.len() == 1 && self.notifies && !self.by_reference
     }
 
     /// Whether a slice waits to be posted.

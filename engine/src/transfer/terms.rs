@@ -22,6 +22,9 @@ pub struct Spec {
     pub slice_bytes: Vec<u32>,
     /// Whether the peer is told something once the data is in place.
     pub notifies: bool,
+    /// Whether slices of it may name their bytes instead of carrying them: then its notification goes
+    /// on its own, once they are acknowledged and may change.
+    pub by_reference: bool,
     /// When it began.
     pub begun: Instant,
     /// When it ends at the latest.

@@ -324,11 +324,15 @@ impl Lane {
         self.0.queue.lock().push_bytes(frames, &self.0.backlog);
     }
 
-    /// Queues a whole frame without payload whose first byte takes a descriptor along, and sends
-    /// what the connection takes at once. For lanes over Unix sockets: others take none, and fail.
-    pub fn send_with(&self, frame: &[u8], descriptor: OwnedFd) {
+    /// Queues a whole frame without payload whose first byte takes a descriptor along, to go out as
+    /// with [`Lane::send_later`]. For lanes over Unix sockets: others take none, and fail.
+    pub fn send_later_with(&self, frame: &[u8], descriptor: OwnedFd) {
         self.0.backlog.fetch_add(1, Ordering::Relaxed);
         self.0.queue.lock().push_with(frame, descriptor);
+    }
+
+    /// Sends what is queued, as much as the connection takes at once.
+    pub fn send_queued(&self) {
         self.flush();
     }
 

@@ -49,6 +49,7 @@ struct Job {
     op: Op,
     slices: u32,
     notification: bool,
+    by_reference: bool,
     deadline: Instant,
     ended: Option<Outcome>,
 }
@@ -316,11 +317,14 @@ impl World {
         let slices = u32::try_from(self.random.below(7)).unwrap();
         let notification = slices == 0 || self.random.one_in(2);
         let allowed = Duration::from_micros(200_000 + self.random.below(6_000_000));
-        let job = Job { op, slices, notification, deadline: self.now + allowed, ended: None };
+        let by_reference = self.random.one_in(2);
+        let deadline = self.now + allowed;
+        let job = Job { op, slices, notification, by_reference, deadline, ended: None };
         let spec = Spec {
             op,
             slice_bytes: vec![1; slices as usize],
             notifies: notification,
+            by_reference,
             begun: self.now,
             deadline: job.deadline,
         };
@@ -355,7 +359,10 @@ impl World {
                 Action::CloseLane { lane, reset } => self.close(lane, reset),
                 Action::Post { lane, transfer, slice, floor, token, .. } => {
                     let job = &self.jobs[token];
-                    let inline = job.op == Op::Write && job.slices == 1 && job.notification;
+                    let inline = job.op == Op::Write
+                        && job.slices == 1
+                        && job.notification
+                        && !job.by_reference;
                     let request = ToTarget::Slice { transfer, slice, token, floor, inline };
                     self.send(lane, 0, Event::Request { lane, request });
                 }

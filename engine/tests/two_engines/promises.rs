@@ -1,14 +1,15 @@
-//! Two engines in one process, over real sockets: what the public API promises in the good case.
-
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+//! What the public API promises in the good case.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_engine::{
     Access, Engine, Error, Layout, LayoutView, LocalSpans, Peer, Region, Registry, Remote,
-    RemoteGrant, RemoteSpans,
+    RemoteGrant, RemoteSpans, Transports,
 };
+use tempfile::TempDir;
+
+use super::OVER;
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 600;
@@ -18,21 +19,32 @@ struct Host {
     engine: Engine,
     cache: Region,
     layer: LayoutView,
+    _run_directory: Arc<TempDir>,
 }
 
-async fn host() -> Host {
+/// A host that meets others in this directory.
+async fn host(run_directory: &Arc<TempDir>) -> Host {
     let registry = Registry::new();
-    let engine = Engine::builder(registry.clone()).listen("127.0.0.1:0").start().await.unwrap();
+    let builder = Engine::builder(registry.clone())
+        .listen("127.0.0.1:0")
+        .transports(Transports::Only(OVER))
+        .run_directory(run_directory.path());
+    let engine = builder.start().await.unwrap();
     let cache = registry.allocate(BLOCK * BLOCKS).unwrap();
     let layer = cache
         .layout(Layout { offset: 0, block_bytes: BLOCK, stride: BLOCK, count: BLOCKS })
         .unwrap();
-    Host { engine, cache, layer }
+    Host { engine, cache, layer, _run_directory: run_directory.clone() }
+}
+
+async fn hosts() -> (Host, Host) {
+    let run_directory = Arc::new(crate::private_directory());
+    (host(&run_directory).await, host(&run_directory).await)
 }
 
 /// A host that shares its cache, another, and the first as the other's peer.
 async fn pair() -> (Host, Host, Peer) {
-    let (owner, initiator) = (host().await, host().await);
+    let (owner, initiator) = hosts().await;
     owner.cache.share(Access::ReadWrite).unwrap();
     owner.layer.publish("layer.0").unwrap();
     let peer = initiator.engine.connect(owner.engine.address()).await.unwrap();
@@ -67,7 +79,7 @@ async fn blocks_are_pushed_and_pulled_to_where_they_were_asked_for() {
         .notify(b"pushed")
         .await
         .unwrap();
-    assert_eq!((report.bytes, report.pairs, report.transport), (500 * BLOCK, 500, "tcp"));
+    assert_eq!((report.bytes, report.pairs, report.transport), (500 * BLOCK, 500, OVER.name()));
     for (from, to) in from.iter().zip(&to) {
         assert_eq!(read_block(&owner.cache, *to), read_block(&initiator.cache, *from));
     }
@@ -188,7 +200,7 @@ async fn mismatched_sides_and_unknown_names_are_refused_before_anything_is_sent(
 
 #[tokio::test]
 async fn a_grant_permits_what_it_lists_to_whom_it_names() {
-    let (owner, initiator) = (host().await, host().await);
+    let (owner, initiator) = hosts().await;
     owner.layer.publish("layer.0").unwrap();
     let peer = initiator.engine.connect(owner.engine.address()).await.unwrap();
     let remote = peer.layout("layer.0").unwrap();
@@ -220,7 +232,7 @@ async fn a_grant_permits_what_it_lists_to_whom_it_names() {
 
 #[tokio::test]
 async fn an_expired_grant_permits_nothing() {
-    let (owner, initiator) = (host().await, host().await);
+    let (owner, initiator) = hosts().await;
     owner.layer.publish("layer.0").unwrap();
     let peer = initiator.engine.connect(owner.engine.address()).await.unwrap();
     let remote = peer.layout("layer.0").unwrap();

@@ -1,0 +1,149 @@
+//! Lanes between processes of one host: where they meet, and how each makes sure that the other is
+//! on this host.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvferry_proto::Incarnation;
+use kvferry_transport::local::{
+    Challenge, NUMBER_BYTES, RunDirectory, RunDirectoryError, answer, is_same_user,
+    receive_greeting, send_greeting,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
+
+use super::accept::Entrance;
+use super::offer::{Offer, Offers};
+use crate::core::Core;
+use crate::error::Error;
+use crate::net::Endpoint;
+use crate::transports::{Transport, Transports};
+
+/// How much of the time for a handshake it may take to find out whether a peer is on this host:
+/// enough is left to reach it by TCP.
+const SHARE_OF_HANDSHAKE: u32 = 4;
+
+/// How lanes to a peer are opened: locally where that is allowed and both are on one host.
+pub(super) async fn choose(
+    core: &Core,
+    endpoint: &Endpoint,
+    offers: Offers,
+) -> Result<Offer, Error> {
+    let transports = core.settings.transports;
+    if !transports.permit(Transport::Local) {
+        return offers.by_tcp(endpoint, None);
+    }
+    let limit = core.settings.connect_timeout / SHARE_OF_HANDSHAKE;
+    let met = match timeout(limit, try_local(core, &offers)).await {
+        Ok(met) => met,
+        Err(_) => Err(format!("its socket did not answer within {limit:?}").into()),
+    };
+    match met {
+        Ok(offer) => Ok(offer),
+        Err(reason) if transports.permit(Transport::Tcp) => offers.by_tcp(endpoint, Some(reason)),
+        Err(reason) => Err(Error::NotLocal { peer: endpoint.clone(), reason }),
+    }
+}
+
+async fn try_local(core: &Core, offers: &Offers) -> Result<Offer, Arc<str>> {
+    let directory = core.run_directory.as_ref().map_err(Clone::clone)?;
+    let path = directory.socket(&offers.incarnation.to_string());
+    let Some(offer) = offers.by_local(path.clone()) else {
+        return Err("it offers no local transport".into());
+    };
+    meet(&path).await.map_err(|error| describe(directory, &path, &error))?;
+    Ok(offer)
+}
+
+fn describe(directory: &RunDirectory, path: &Path, error: &io::Error) -> Arc<str> {
+    match error.kind() {
+        io::ErrorKind::NotFound => format!(
+            "it has no socket in {}: it is on another host, or has another run directory (set \
+             KVFERRY_RUN_DIR to the same for both)",
+            directory.path().display()
+        ),
+        _ => format!("{}: {error}", path.display()),
+    }
+    .into()
+}
+
+/// Connects to the socket of an engine, and proves that it is on this host.
+pub(super) async fn meet(path: &Path) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(path).await?;
+    prove(&mut stream).await?;
+    Ok(stream)
+}
+
+/// Proves to each end that the other is on this host.
+pub(super) async fn prove(stream: &mut UnixStream) -> io::Result<()> {
+    if !is_same_user(stream.as_fd())? {
+        return Err(io::Error::other("the process behind it runs as another user"));
+    }
+    let mut number = [0; NUMBER_BYTES];
+    getrandom::fill(&mut number).map_err(io::Error::other)?;
+    let challenge = Challenge::new(number)?;
+    let socket = &*stream;
+    let greet = || send_greeting(socket.as_fd(), &challenge);
+    socket.async_io(Interest::WRITABLE, greet).await?;
+    let hear = || receive_greeting(socket.as_fd());
+    let theirs = socket.async_io(Interest::READABLE, hear).await?;
+    stream.write_all(&answer(theirs)?).await?;
+    let mut answered = [0; NUMBER_BYTES];
+    stream.read_exact(&mut answered).await?;
+    if challenge.is_met_by(answered) {
+        return Ok(());
+    }
+    Err(io::Error::other("it could not read what it was passed"))
+}
+
+/// Where an engine is met by processes of its host.
+pub(crate) struct Door {
+    pub(crate) directory: RunDirectory,
+    pub(crate) entrance: Entrance,
+}
+
+/// Opens the door of an engine, or says why there is none.
+///
+/// # Errors
+/// [`Error::RunDirectory`] where there has to be one.
+pub(crate) fn open_door(
+    transports: Transports,
+    path: Option<PathBuf>,
+    incarnation: Incarnation,
+) -> Result<Result<Door, Arc<str>>, Error> {
+    if !transports.permit(Transport::Local) {
+        return Ok(Err("only other transports are allowed".into()));
+    }
+    let listen = || {
+        let directory = RunDirectory::open(path.unwrap_or_else(default_directory))?;
+        let (listener, doorway) = directory.listen(&incarnation.to_string())?;
+        let of_path = |source| RunDirectoryError::System {
+            what: "listening on",
+            path: doorway.path().into(),
+            source,
+        };
+        listener.set_nonblocking(true).map_err(of_path)?;
+        let listener = UnixListener::from_std(listener).map_err(of_path)?;
+        let entrance = Entrance::Local { listener, _doorway: doorway };
+        Ok(Door { directory, entrance })
+    };
+    match listen() {
+        Ok(door) => Ok(Ok(door)),
+        Err(error) if !transports.permit(Transport::Tcp) => {
+            Err(Error::RunDirectory(Arc::new(error)))
+        }
+        Err(error) => Ok(Err(error.to_string().into())),
+    }
+}
+
+fn default_directory() -> PathBuf {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    match (set("KVFERRY_RUN_DIR"), set("XDG_RUNTIME_DIR")) {
+        (Some(directory), _) => directory.into(),
+        (None, Some(directory)) => Path::new(&directory).join("kvferry"),
+        (None, None) => "/run/kvferry".into(),
+    }
+}

@@ -1,0 +1,145 @@
+//! Slices without a payload, between processes of one host: writes that this process copies by itself,
+//! from memory that the initiator has lent, and reads whose source is held while the initiator does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvferry_proto::frame::{Reply, Sections, Status};
+use kvferry_proto::{LaneId, TransferId};
+use kvferry_transport::lanes::{Lane, Line, Progress, Work};
+use kvferry_transport::local::PeerSpans;
+use kvferry_transport::memory::SpanList;
+use parking_lot::Mutex;
+
+use super::Initiator;
+use super::authority::{Authority, Refused};
+use crate::core::Core;
+use crate::loan::{Borrowed, Borrowings, PIECE_BYTES};
+use crate::passage;
+
+/// A write slice on its way from the initiator's memory into this process's.
+pub(super) struct LentWrite {
+    pub(super) core: Arc<Core>,
+    pub(super) initiator: Arc<Initiator>,
+    pub(super) lane: LaneId,
+    pub(super) transfer: TransferId,
+    pub(super) slice: u32,
+    pub(super) answer_now: bool,
+    /// Why not, where the slice is refused; `Done` for a repeat.
+    pub(super) target: Result<LentTarget, Status>,
+}
+
+pub(super) struct LentTarget {
+    pub(super) authority: Authority,
+    pub(super) to: SpanList,
+    pub(super) from: PeerSpans,
+}
+
+impl Work for LentWrite {
+    fn step(&mut self, line: Line) -> Progress {
+        let Ok(LentTarget { authority, to, from }) = &mut self.target else {
+            return Progress::Over;
+        };
+        let copied = passage::enter(|| {
+            // An initiator that has closed the lane has given up on what it asked for on it, and may
+            // have told its caller so.
+            if line.is_unhealthy() {
+                return Err(Status::Cancelled);
+            }
+            authority.check()?;
+            to.copy_from(from, PIECE_BYTES).map_err(|_| Status::MemoryFault)
+        });
+        match copied {
+            Ok(_) if to.remaining() == 0 => {}
+            Ok(copied @ 1..) => return Progress::More(copied),
+            // Both sides are as long as each other, so neither ends first.
+            Ok(0) => self.target = Err(Status::MemoryFault),
+            Err(status) => self.target = Err(status),
+        }
+        Progress::Over
+    }
+
+    fn finish(self: Box<Self>, lane: &Lane) {
+        let status = self.target.err().unwrap_or(Status::Done);
+        // Before the answer: what follows from it may come on another lane.
+        self.initiator.inbound.lock().end_landing(self.lane);
+        self.core.initiators.count(status);
+        let mut frame = Vec::new();
+        Reply::Ack { transfer: self.transfer, slice: self.slice, status }.encode_plain(&mut frame);
+        if self.answer_now || status != Status::Done {
+            lane.send(&frame);
+        } else {
+            lane.send_later(&frame);
+        }
+    }
+}
+
+/// The spans that an initiator names in what it has lent.
+pub(super) fn sources(
+    mut sections: Sections<'_>,
+    borrowings: &Borrowings,
+) -> Result<PeerSpans, Status> {
+    let mut spans = PeerSpans::new();
+    let mut attached = None;
+    loop {
+        let section = sections.next_section::<Refused>(|section, descriptor| {
+            if attached != Some(section.region) {
+                match borrowings.get(section.region) {
+                    Some(Borrowed::Mapped(memory)) => spans.attach(&memory),
+                    Some(Borrowed::Unmapped) => return Err(Refused(Status::MemoryFault)),
+                    None => return Err(Refused(Status::RegionGone)),
+                }
+                attached = Some(section.region);
+            }
+            let mut offset = descriptor.offset;
+            for _ in 0..descriptor.count {
+                let pushed = spans.push(offset, descriptor.bytes);
+                pushed.map_err(|_| Refused(Status::OutOfBounds))?;
+                offset = offset.wrapping_add(descriptor.stride);
+            }
+            Ok(())
+        });
+        match section {
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(spans),
+            Err(Refused(status)) => return Err(status),
+        }
+    }
+}
+
+/// How many read slices may be held on one lane until they have landed. What is above it is sent as
+/// a payload.
+const MOST_HELD: usize = 16_384;
+
+/// Read slices of one lane whose source is held while the initiator copies it.
+#[derive(Default)]
+pub(super) struct Holds(Mutex<BTreeMap<(TransferId, u32), Authority>>);
+
+impl Holds {
+    /// Whether another can be held. What is held for transfers below `floor` is let go.
+    pub(super) fn has_room(&self, floor: TransferId) -> bool {
+        let mut held = self.0.lock();
+        if held.first_key_value().is_some_and(|((transfer, _), _)| *transfer < floor) {
+            *held = held.split_off(&(floor, 0));
+        }
+        held.len() < MOST_HELD
+    }
+
+    pub(super) fn hold(&self, transfer: TransferId, slice: u32, authority: Authority) {
+        self.0.lock().insert((transfer, slice), authority);
+    }
+
+    /// A slice has landed. Whether its source was held until then: a permission that is over never
+    /// comes back, so it was if it is there now.
+    pub(super) fn landed(&self, transfer: TransferId, slice: u32) -> Status {
+        match self.0.lock().remove(&(transfer, slice)) {
+            Some(authority) => authority.check().err().unwrap_or(Status::Done),
+            None => Status::GrantGone,
+        }
+    }
+
+    /// The lane is closed.
+    pub(super) fn clear(&self) {
+        self.0.lock().clear();
+    }
+}
