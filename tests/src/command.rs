@@ -1,6 +1,7 @@
 //! What a test tells a peer process, and what that answers: one JSON value a line, both ways.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,10 @@ pub struct Setup {
     pub listen: Option<String>,
     /// Where it says that it accepts lanes.
     pub lane_advertise: Option<String>,
+    /// What may carry transfers: `auto`, `tcp` or `local`; `tcp` by default.
+    pub transport: Option<String>,
+    /// Where it meets processes of its host.
+    pub run_directory: Option<PathBuf>,
     /// Lanes for large transfers.
     pub bulk_lanes: Option<usize>,
     /// Bytes of a slice.
@@ -252,6 +257,8 @@ pub enum End {
         bytes: u64,
         /// Slices that were sent again.
         repeated: u32,
+        /// What carried it.
+        transport: String,
     },
     /// It failed.
     Failed {
@@ -292,6 +299,15 @@ impl End {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Failed { retryable: true, .. })
+    }
+
+    /// What carried it, where it ended `Done`.
+    #[must_use]
+    pub fn transport(&self) -> &str {
+        match self {
+            Self::Done { transport, .. } => transport,
+            _ => "none: it is not done",
+        }
     }
 
     /// Whether it ended `Done`.

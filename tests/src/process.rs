@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use kvferry_engine::Transport;
+
 use crate::command::{Answer, Command, End, Held, Move, Setup, Way};
 use crate::proxy::Proxy;
 
@@ -48,6 +50,23 @@ impl Default for Cache {
     }
 }
 
+/// Settings of a peer that uses this transport and no other, unless they name one.
+#[must_use]
+pub fn over(transport: Transport, setup: Setup) -> Setup {
+    Setup {
+        transport: setup.transport.or(Some(transport.to_string())),
+        run_directory: setup.run_directory.or(Some(run_directory())),
+        ..setup
+    }
+}
+
+/// Where peers meet that are to meet: one directory for all tests of a user, made by the first.
+#[must_use]
+pub fn run_directory() -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    std::env::temp_dir().join(format!("kvferry-tests-{user}"))
+}
+
 fn binary() -> PathBuf {
     // Test binaries lie in `deps`, beside which cargo puts the binaries of their package.
     let mut path = std::env::current_exe().expect("a test has a path");
@@ -69,6 +88,12 @@ impl Process {
     #[must_use]
     pub fn start_with(setup: Setup, cache: Cache) -> Self {
         Self::start_under(Program::new(binary()), setup, cache)
+    }
+
+    /// Starts a peer that uses this transport and no other, unless its settings name one.
+    #[must_use]
+    pub fn start_over(transport: Transport, setup: Setup, cache: Cache) -> Self {
+        Self::start_with(over(transport, setup), cache)
     }
 
     /// Starts a peer whose lanes others reach through `proxy`.

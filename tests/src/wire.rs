@@ -1,30 +1,118 @@
 //! A peer that is no engine: it speaks frames on a lane, well or badly.
 
-use std::io::{Read, Write};
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::ops::Range;
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Descriptor, Hello, Kind, Prefix, Refusal, Reply, SliceHead, Welcome};
 use kvferry_proto::message::{Ticket, VERSION_MAJOR};
 use kvferry_proto::{GrantId, Incarnation, LaneId, RegionId, TransferId};
 
+use kvferry_transport::local::{Challenge, NUMBER_BYTES, answer, receive_greeting, send_greeting};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
 use crate::command::{Answer, Command, Setup};
-use crate::process::{Cache, Process};
+use crate::process::{Cache, Process, run_directory};
 
 /// A lane to a peer process, spoken by hand.
 #[derive(Debug)]
 pub struct RawLane {
-    stream: TcpStream,
+    stream: Stream,
 }
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(buffer),
+            Self::Unix(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(bytes),
+            Self::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl RawLane {
     /// Connects, and says nothing yet.
     #[must_use]
     pub fn connect(to: &Process) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", to.lane_port)).expect("it accepts lanes");
-        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("not zero");
-        Self { stream }
+        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        Self { stream: Stream::Tcp(stream) }
+    }
+
+    /// Connects to its socket in the run directory, and says nothing yet.
+    #[must_use]
+    pub fn connect_locally(to: &Process) -> Self {
+        let name = format!("{}.sock", Incarnation(to.incarnation));
+        let stream = UnixStream::connect(run_directory().join(name)).expect("it listens there");
+        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        Self { stream: Stream::Unix(stream) }
+    }
+
+    /// Proves to it that this process is on its host.
+    pub fn prove(&mut self) {
+        let Stream::Unix(stream) = &mut self.stream else { panic!("not a local lane") };
+        let challenge = Challenge::new([7; 16]).expect("a memfd");
+        send_greeting(stream.as_fd(), &challenge).expect("it takes a greeting");
+        let began = Instant::now();
+        let theirs = loop {
+            match receive_greeting(stream.as_fd()) {
+                Ok(theirs) => break theirs,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    assert!(began.elapsed() < PATIENCE, "no greeting");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        };
+        stream.write_all(&answer(theirs).expect("a challenge")).expect("it reads the answer");
+        let mut answered = [0; NUMBER_BYTES];
+        stream.read_exact(&mut answered).expect("it answers");
+        assert!(challenge.is_met_by(answered));
+    }
+
+    /// Connects locally as `initiator`, proves that it is on the host, and says hello.
+    ///
+    /// # Errors
+    /// Why the lane is refused.
+    pub fn open_locally(to: &Process, initiator: u64, lane: u32) -> Result<Self, Refusal> {
+        let mut raw = Self::connect_locally(to);
+        raw.prove();
+        raw.greet(to, initiator, lane)
+    }
+
+    /// Sends a frame whose first byte takes a descriptor along.
+    pub fn send_with(&mut self, frame: &[u8], descriptor: BorrowedFd<'_>) {
+        let Stream::Unix(stream) = &self.stream else { panic!("not a local lane") };
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        let descriptors = [descriptor];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let sent = sendmsg(stream, &[IoSlice::new(frame)], &mut control, SendFlags::empty());
+        assert_eq!(sent.expect("it reads what it gets"), frame.len());
     }
 
     /// Connects as `initiator`, and says hello.
@@ -32,7 +120,10 @@ impl RawLane {
     /// # Errors
     /// Why the lane is refused.
     pub fn open(to: &Process, initiator: u64, lane: u32) -> Result<Self, Refusal> {
-        let mut raw = Self::connect(to);
+        Self::connect(to).greet(to, initiator, lane)
+    }
+
+    fn greet(mut self, to: &Process, initiator: u64, lane: u32) -> Result<Self, Refusal> {
         let hello = Hello {
             version: VERSION_MAJOR,
             initiator: Incarnation(initiator),
@@ -41,12 +132,12 @@ impl RawLane {
             lane: LaneId(lane),
             ping_ms: 2000,
         };
-        raw.send(&hello.encode());
+        self.send(&hello.encode());
         let mut welcome = [0; Welcome::BYTES];
-        raw.stream.read_exact(&mut welcome).expect("it answers a hello");
+        self.stream.read_exact(&mut welcome).expect("it answers a hello");
         match Welcome::decode(&welcome).expect("it answers with a welcome").refusal {
             Some(refusal) => Err(refusal),
-            None => Ok(raw),
+            None => Ok(self),
         }
     }
 
@@ -75,10 +166,9 @@ impl RawLane {
         let mut byte = [0];
         match self.stream.read(&mut byte) {
             Ok(count) => count == 0,
-            Err(error) => !matches!(
-                error.kind(),
-                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
-            ),
+            Err(error) => {
+                !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+            }
         }
     }
 }

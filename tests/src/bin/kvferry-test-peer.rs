@@ -97,6 +97,10 @@ impl Host {
         let ms = Duration::from_millis;
         let mut builder = Engine::builder(registry.clone())
             .listen(setup.listen.clone().unwrap_or_else(|| "127.0.0.1:0".into()));
+        builder = builder.transports(setup.transport.as_deref().unwrap_or("tcp").parse()?);
+        if let Some(directory) = &setup.run_directory {
+            builder = builder.run_directory(directory);
+        }
         if let Some(address) = &setup.lane_advertise {
             builder = builder.lane_advertise(address);
         }
@@ -199,9 +203,11 @@ impl Host {
                 let patience = Duration::from_millis(patience_ms);
                 let ended = tokio::time::timeout(patience, transfer).await;
                 return Ok(Answer::End(match ended {
-                    Ok(Ok(report)) => {
-                        End::Done { bytes: report.bytes, repeated: report.repeated_slices }
-                    }
+                    Ok(Ok(report)) => End::Done {
+                        bytes: report.bytes,
+                        repeated: report.repeated_slices,
+                        transport: report.transport.into(),
+                    },
                     Ok(Err(error)) => End::Failed {
                         cause: self::name(&error.cause),
                         message: error.to_string(),

@@ -1,8 +1,8 @@
 //! Frames of the data path.
 
 use kvferry_proto::frame::{
-    Control, Descriptor, FrameError, Hello, Kind, Prefix, Reply, Request, SliceHead, SliceRequest,
-    Welcome, limits,
+    Control, Descriptor, FrameError, Hello, Kind, Prefix, Reply, Request, SectionWriter, Sections,
+    SliceHead, SliceRequest, Welcome, limits,
 };
 use kvferry_proto::{GrantId, RegionId};
 
@@ -32,7 +32,9 @@ pub fn request(bytes: &[u8]) {
     let mut again = Vec::new();
     match request {
         Request::Write(slice) => {
-            assert_eq!(slice.total.bytes, prefix.payload_bytes, "the payload is what is described");
+            let payload = if prefix.by_reference { 0 } else { slice.total.bytes };
+            assert_eq!(payload, prefix.payload_bytes, "the payload is what is described");
+            assert_eq!(slice.sources.is_some(), prefix.by_reference);
             check_slice(&prefix, &slice, &whole);
             return;
         }
@@ -45,6 +47,8 @@ pub fn request(bytes: &[u8]) {
             assert!(Reply::decode(&prefix, head).is_err(), "a request is no reply");
             Control::encode(control, &mut again);
         }
+        Request::Lend(loan) => Request::encode_lend(&mut again, loan),
+        Request::Recall(region) => Request::encode_recall(&mut again, region),
     }
     assert_same_but_flags(&again, &whole);
 }
@@ -65,7 +69,8 @@ pub fn sections(bytes: &[u8]) {
 }
 
 fn check_slice(prefix: &Prefix, slice: &SliceRequest<'_>, whole: &[u8]) {
-    let entries = entries(slice);
+    let entries = entries(slice.sections);
+    let sources = slice.sources.map(self::entries);
     let bytes: u64 = entries.iter().map(|(_, _, descriptor)| descriptor.total_bytes()).sum();
     let spans: u64 = entries.iter().map(|(_, _, descriptor)| u64::from(descriptor.count)).sum();
     assert_eq!((bytes, spans), (slice.total.bytes.into(), slice.total.spans.into()));
@@ -73,9 +78,15 @@ fn check_slice(prefix: &Prefix, slice: &SliceRequest<'_>, whole: &[u8]) {
     assert!(spans > 0 && spans <= limits::SPANS.into());
     let notification = slice.notification;
     assert!(notification.is_none_or(|said| said.len() <= limits::NOTIFICATION_BYTES as usize));
-    super::assert_bounded(entries.len() * size_of::<Entry>(), whole.len());
+    let listed = entries.len() + sources.as_ref().map_or(0, Vec::len);
+    super::assert_bounded(listed * size_of::<Entry>(), whole.len());
+    if let Some(sources) = &sources {
+        let named: u64 = sources.iter().map(|(_, _, descriptor)| descriptor.total_bytes()).sum();
+        assert_eq!(named, bytes, "a slice by reference names as much as it describes");
+        assert!(notification.is_none(), "and announces nothing");
+    }
 
-    let again = encode(slice.head, *prefix, notification, &entries);
+    let again = encode(slice.head, *prefix, notification, &entries, sources.as_deref());
     // Sections of the same grant and region, one behind the other, are written as one.
     let is_merged = again.len() < whole.len();
     if !is_merged {
@@ -90,12 +101,12 @@ fn check_slice(prefix: &Prefix, slice: &SliceRequest<'_>, whole: &[u8]) {
     };
     assert_eq!((twice.head, twice.total), (slice.head, slice.total));
     assert_eq!(twice.notification, notification);
-    assert_eq!(self::entries(&twice), entries);
+    assert_eq!(self::entries(twice.sections), entries);
+    assert_eq!(twice.sources.map(self::entries), sources);
 }
 
-fn entries(slice: &SliceRequest<'_>) -> Vec<Entry> {
+fn entries(mut sections: Sections<'_>) -> Vec<Entry> {
     let mut entries = Vec::new();
-    let mut sections = slice.sections;
     while sections
         .next_section::<FrameError>(|section, descriptor| {
             assert!(descriptor.bytes > 0 && descriptor.count > 0);
@@ -113,13 +124,21 @@ fn encode(
     prefix: Prefix,
     notification: Option<&[u8]>,
     entries: &[Entry],
+    sources: Option<&[Entry]>,
 ) -> Vec<u8> {
-    let mut out = Vec::new();
-    head.encode(&mut out, prefix, notification, |writer| {
+    let push = |writer: &mut SectionWriter<'_>, entries: &[Entry]| {
         for (grant, region, descriptor) in entries {
             writer.push(*grant, *region, *descriptor);
         }
-    });
+    };
+    let mut out = Vec::new();
+    let targets = |writer: &mut SectionWriter<'_>| push(writer, entries);
+    match sources {
+        None => head.encode(&mut out, prefix, notification, targets),
+        Some(sources) => head.encode_by_reference(&mut out, prefix.answer_now, targets, |writer| {
+            push(writer, sources);
+        }),
+    }
     out
 }
 

@@ -1,7 +1,7 @@
 //! Promise 1: done means there.
 
 use kvferry_tests::command::{Move, Way};
-use kvferry_tests::process::{Cache, Process, blocks};
+use kvferry_tests::process::{Cache, blocks};
 use kvferry_tests::skip;
 
 /// A permutation of 0..count, from a step that shares no factor with it.
@@ -13,8 +13,8 @@ fn shuffled(count: u32, step: u32) -> Vec<u32> {
 fn what_a_push_reports_done_the_target_reads_at_once() {
     for (block_bytes, count) in [(512, 1000), (4096, 997), (65_536, 300), (3 << 20, 20)] {
         let cache = Cache { blocks: u64::from(count), block_bytes, share: true };
-        let mut target = Process::start_with(Default::default(), cache);
-        let mut initiator = Process::start_with(Default::default(), cache);
+        let mut target = super::start_with(Default::default(), cache);
+        let mut initiator = super::start_with(Default::default(), cache);
         initiator.connect(&target);
         for (seed, checksum) in [(1, false), (2, true)] {
             initiator.fill(0..count, seed);
@@ -26,7 +26,7 @@ fn what_a_push_reports_done_the_target_reads_at_once() {
                 ..blocks(Way::Push, &target, 0..0)
             };
             let end = initiator.transfer(what);
-            assert!(end.is_done(), "{end:?}");
+            assert_eq!(end.transport(), super::OVER.name(), "{end:?}");
             let pairs: Vec<_> = remote.into_iter().zip(local).collect();
             target.assert_holds_pairs(&pairs, seed);
         }
@@ -37,8 +37,8 @@ fn what_a_push_reports_done_the_target_reads_at_once() {
 fn what_a_pull_reports_done_is_here_at_once() {
     for (block_bytes, count) in [(512, 1000), (4096, 997), (65_536, 300), (3 << 20, 20)] {
         let cache = Cache { blocks: u64::from(count), block_bytes, share: true };
-        let mut source = Process::start_with(Default::default(), cache);
-        let mut initiator = Process::start_with(Default::default(), cache);
+        let mut source = super::start_with(Default::default(), cache);
+        let mut initiator = super::start_with(Default::default(), cache);
         initiator.connect(&source);
         for (seed, checksum) in [(1, false), (2, true)] {
             source.fill(0..count, seed);
@@ -50,7 +50,7 @@ fn what_a_pull_reports_done_is_here_at_once() {
                 ..blocks(Way::Pull, &source, 0..0)
             };
             let end = initiator.transfer(what);
-            assert!(end.is_done(), "{end:?}");
+            assert_eq!(end.transport(), super::OVER.name(), "{end:?}");
             let pairs: Vec<_> = local.into_iter().zip(remote).collect();
             initiator.assert_holds_pairs(&pairs, seed);
         }
@@ -65,8 +65,8 @@ fn engines_listen_and_connect_over_ipv6_and_by_name() {
     for listen in ["[::1]:0", "localhost:0"] {
         let setup =
             kvferry_tests::command::Setup { listen: Some(listen.into()), ..Default::default() };
-        let mut target = Process::start_with(setup, Cache::default());
-        let mut initiator = Process::start();
+        let mut target = super::start_with(setup, Cache::default());
+        let mut initiator = super::start();
         let host = listen.trim_end_matches(":0");
         assert!(target.address.starts_with(host), "{} for {listen}", target.address);
         initiator.connect(&target);

@@ -34,7 +34,7 @@ fn a_push_survives_the_loss_of_all_its_lanes() {
         proxy.release();
         let end = initiator.wait("t", Duration::from_secs(20));
         match end {
-            End::Done { bytes, repeated } => {
+            End::Done { bytes, repeated, .. } => {
                 assert_eq!(bytes, u64::from(COUNT) * (16 << 10));
                 assert!(repeated > 0, "no slice was repeated after {cut_after} bytes");
             }

@@ -1,13 +1,60 @@
-//! The promises of `docs/design.md`, each on real processes.
+//! The promises of `docs/design.md`, each on real processes, over each transport.
+//!
+//! What asks for bytes that are held on their way, or for a peer that speaks frames by hand, is about
+//! TCP; what is particular to memory that is lent is in `lent`.
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::duplicate_mod, reason = "the same promises over each transport")]
 
-mod done;
-mod ending;
-mod failover;
-mod fence;
-mod hostile;
-mod nothing_held;
-mod order;
-mod ownership;
-mod restart;
-mod time;
+#[path = "."]
+mod tcp {
+    use kvferry_engine::Transport;
+    use kvferry_tests::command::Setup;
+    use kvferry_tests::process::{Cache, Process};
+
+    const OVER: Transport = Transport::Tcp;
+
+    fn start() -> Process {
+        start_with(Setup::default(), Cache::default())
+    }
+
+    fn start_with(setup: Setup, cache: Cache) -> Process {
+        Process::start_over(OVER, setup, cache)
+    }
+
+    mod done;
+    mod ending;
+    mod failover;
+    mod fence;
+    mod held_back;
+    mod hostile;
+    mod nothing_held;
+    mod order;
+    mod ownership;
+    mod restart;
+    mod time;
+}
+
+#[path = "."]
+mod local {
+    use kvferry_engine::Transport;
+    use kvferry_tests::command::Setup;
+    use kvferry_tests::process::{Cache, Process};
+
+    const OVER: Transport = Transport::Local;
+
+    fn start() -> Process {
+        start_with(Setup::default(), Cache::default())
+    }
+
+    fn start_with(setup: Setup, cache: Cache) -> Process {
+        Process::start_over(OVER, setup, cache)
+    }
+
+    mod done;
+    mod ending;
+    mod lent;
+    mod nothing_held;
+    mod order;
+    mod restart;
+    mod time;
+}

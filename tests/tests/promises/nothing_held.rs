@@ -4,20 +4,19 @@ use std::time::{Duration, Instant};
 
 use kvferry_tests::command::{Answer, Command, Held, Setup};
 use kvferry_tests::process::{Cache, Process, bare, pull, push, usage_of};
-use kvferry_tests::proxy::Proxy;
 
 /// A share of a core that an idle engine with ten peers may take: a thousandth is the goal, and
 /// what is asserted leaves room for a busy machine.
 const IDLE_SHARE: f64 = 0.005;
 
-fn shut_down(process: &mut Process) -> Held {
+pub(super) fn shut_down(process: &mut Process) -> Held {
     let began = Instant::now();
     assert!(matches!(process.tell(&Command::Shutdown { patience_ms: 500 }), Answer::Ok));
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     process.held()
 }
 
-fn assert_as_before(held: &Held, before: &Held) {
+pub(super) fn assert_as_before(held: &Held, before: &Held) {
     assert_eq!(
         (held.descriptors, held.threads, held.memfds),
         (before.descriptors, before.threads, 0)
@@ -29,8 +28,8 @@ fn a_process_holds_after_shutdown_what_it_held_before_its_engine() {
     let before = bare();
     assert_eq!(before.threads, 1, "the main thread");
     assert_eq!(before.memfds, 0);
-    let mut target = Process::start();
-    let mut initiator = Process::start();
+    let mut target = super::start();
+    let mut initiator = super::start();
     initiator.connect(&target);
     for _ in 0..3 {
         assert!(initiator.transfer(push(&target, 256)).is_done());
@@ -42,31 +41,10 @@ fn a_process_holds_after_shutdown_what_it_held_before_its_engine() {
 }
 
 #[test]
-fn with_work_in_flight_too_and_in_bounded_time() {
-    let before = bare();
-    for build in [push, pull] {
-        let proxy = Proxy::start();
-        let cache = Cache { blocks: 4096, ..Cache::default() };
-        let mut target = Process::start_behind(&proxy, Setup::default(), cache);
-        let mut initiator = Process::start_with(Setup::default(), cache);
-        initiator.connect(&target);
-        proxy.hold_after(300);
-        for index in 0..20 {
-            initiator.submit(&index.to_string(), build(&target, 4096));
-        }
-        proxy.await_held();
-        let held = shut_down(&mut initiator);
-        assert_as_before(&held, &before);
-        proxy.release();
-        assert_as_before(&shut_down(&mut target), &before);
-    }
-}
-
-#[test]
 fn idle_lanes_close_and_the_first_transfer_after_them_works() {
     let setup = || Setup { idle_ms: Some(300), ..Setup::default() };
-    let mut target = Process::start_with(setup(), Cache::default());
-    let mut initiator = Process::start_with(setup(), Cache::default());
+    let mut target = super::start_with(setup(), Cache::default());
+    let mut initiator = super::start_with(setup(), Cache::default());
     initiator.connect(&target);
     initiator.fill(0..256, 1);
     assert!(initiator.transfer(push(&target, 256)).is_done());
@@ -81,8 +59,8 @@ fn idle_lanes_close_and_the_first_transfer_after_them_works() {
 
 #[test]
 fn an_idle_engine_with_ten_connected_peers_sleeps() {
-    let targets: Vec<_> = (0..10).map(|_| Process::start()).collect();
-    let mut initiator = Process::start();
+    let targets: Vec<_> = (0..10).map(|_| super::start()).collect();
+    let mut initiator = super::start();
     for target in &targets {
         initiator.connect(target);
     }

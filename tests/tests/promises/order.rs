@@ -19,8 +19,8 @@ fn announced(way: Way, with: &Process, local: Vec<u32>, remote: Vec<u32>) -> Mov
 fn when_a_notification_arrives_all_of_its_data_is_in_place() {
     let cache = Cache { blocks: 4000, block_bytes: 1024, share: true };
     let setup = || Setup { bulk_lanes: Some(3), slice_bytes: Some(64 << 10), ..Setup::default() };
-    let mut target = Process::start_with(setup(), cache);
-    let mut initiator = Process::start_with(setup(), cache);
+    let mut target = super::start_with(setup(), cache);
+    let mut initiator = super::start_with(setup(), cache);
     initiator.connect(&target);
     initiator.fill(0..4000, 1);
     // From one block, whose notification rides with it, to many slices on several lanes.
@@ -49,8 +49,8 @@ fn when_a_notification_arrives_all_of_its_data_is_in_place() {
 
 #[test]
 fn a_notification_arrives_though_its_initiator_never_looks() {
-    let mut target = Process::start();
-    let mut initiator = Process::start();
+    let mut target = super::start();
+    let mut initiator = super::start();
     initiator.connect(&target);
     let what = Move { notify: Some("through".into()), ..push(&target, 256) };
     initiator.submit("t", what);
@@ -63,8 +63,8 @@ fn a_notification_arrives_though_its_initiator_never_looks() {
 #[test]
 fn notifications_that_find_no_room_are_sent_again_and_none_is_lost_or_doubled() {
     let setup = Setup { notifications: Some(2), ..Setup::default() };
-    let mut target = Process::start_with(setup, Cache::default());
-    let mut initiator = Process::start();
+    let mut target = super::start_with(setup, Cache::default());
+    let mut initiator = super::start();
     initiator.connect(&target);
     for index in 0..10 {
         let count = if index % 2 == 0 { 1 } else { 100 };

@@ -3,7 +3,7 @@
 use std::process::Command as Program;
 
 use kvferry_tests::command::{Answer, Command, Move, Setup};
-use kvferry_tests::process::{Cache, Process, push};
+use kvferry_tests::process::{Cache, Process, over, push};
 use kvferry_tests::skip;
 
 /// Runs what follows it in a time namespace whose monotonic clock is eleven days ahead.
@@ -17,8 +17,9 @@ fn processes_whose_clocks_differ_by_days_agree_on_what_is_left_of_a_grant() {
     }
     let cache = Cache { share: false, ..Cache::default() };
     for ahead_is_owner in [true, false] {
-        let ahead = Process::start_wrapped("unshare", &AHEAD, Setup::default(), cache);
-        let plain = Process::start_with(Setup::default(), cache);
+        let setup = over(super::OVER, Setup::default());
+        let ahead = Process::start_wrapped("unshare", &AHEAD, setup, cache);
+        let plain = super::start_with(Setup::default(), cache);
         let (mut owner, mut initiator) =
             if ahead_is_owner { (ahead, plain) } else { (plain, ahead) };
         initiator.connect(&owner);
