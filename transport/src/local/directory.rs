@@ -136,11 +136,12 @@ impl RunDirectory {
         // Under another name until somebody listens on it, so that a socket that refuses connections
         // is always one that was left.
         let bound = self.0.join(format!("{name}.new"));
-        let path = self.socket(name);
         let listener = UnixListener::bind(&bound)
             .map_err(RunDirectoryError::system("listening on", &bound))?;
-        let doorway = Doorway { path };
-        fs::rename(&bound, &doorway.path).map_err(RunDirectoryError::system("renaming", &bound))?;
+        let mut doorway = Doorway { path: bound };
+        let path = self.socket(name);
+        fs::rename(&doorway.path, &path).map_err(RunDirectoryError::system("renaming", &path))?;
+        doorway.path = path;
         Ok((listener, doorway))
     }
 
