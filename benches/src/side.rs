@@ -6,6 +6,7 @@ use anyhow::{Context, ensure};
 use kvferry_engine::{Access, Engine, Layout, LayoutView, Region, Registry};
 use serde::{Deserialize, Serialize};
 
+use crate::cli::Transport;
 use crate::pattern::{Mismatch, Pattern};
 use crate::shape::{End, Placement, Shape};
 
@@ -27,6 +28,9 @@ pub(crate) struct Setup {
     pub(crate) seed: u64,
     /// Blocks are moved in the order in which they lie.
     pub(crate) contiguous: bool,
+    /// What may carry them.
+    #[serde(default)]
+    pub(crate) transport: Transport,
 }
 
 /// One process's part of the benchmark.
@@ -54,6 +58,7 @@ impl Side {
         }
         let engine = Engine::builder(registry)
             .listen(SocketAddr::new(host, 0).to_string())
+            .transports(setup.transport.setting())
             .start_blocking()
             .with_context(|| format!("starting an engine on {host}"))?;
         Ok(Self { end, setup, engine, region, parts: Vec::new(), layouts_published: 0 })

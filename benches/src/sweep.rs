@@ -171,7 +171,8 @@ pub(crate) fn measure(
         "{timed} transfers are too many to be timed for one row, at most {MOST_TIMED} can be: set \
          fewer --iterations"
     );
-    let setup = Setup { region_bytes, seed: args.seed, contiguous: args.contiguous };
+    let transport = args.carrier()?;
+    let setup = Setup { region_bytes, seed: args.seed, contiguous: args.contiguous, transport };
     // First, for a pair that cannot start is found out at once.
     let mut pair = Pair::start(setup, other)?;
     let judge = match (&other.whereabouts, args.floor) {
@@ -193,7 +194,7 @@ pub(crate) fn measure(
         let series = Series {
             shape: *shape,
             load: *load,
-            transport: args.transport,
+            transport,
             iterations: args.iterations,
             floor: args.floor,
             contiguous: args.contiguous,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::Args;
 
 use super::values::{OpChoice, Sink, Transport};
@@ -12,7 +13,7 @@ use crate::pair::{Other, PATIENCE_S};
 /// How it is measured.
 #[derive(Debug, Args)]
 pub(crate) struct MeasureArgs {
-    /// What carries the blocks: the engine's choice, or this and nothing else
+    /// What carries the blocks: the engine's choice (with --floor: tcp), or this and nothing else
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub(crate) transport: Transport,
     /// Push, pull, or both
@@ -38,6 +39,18 @@ pub(crate) struct MeasureArgs {
     /// What blocks are shuffled and filled from
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+impl MeasureArgs {
+    /// What is to carry the blocks. The floor is TCP connections, and none for anything else.
+    pub(crate) fn carrier(&self) -> anyhow::Result<Transport> {
+        ensure!(
+            !self.floor || self.transport != Transport::Local,
+            "--floor is plain TCP connections, which is no floor for --transport local: leave one out"
+        );
+        let is_choice = self.transport == Transport::Auto;
+        Ok(if self.floor && is_choice { Transport::Tcp } else { self.transport })
+    }
 }
 
 /// The other end.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use kvferry_engine::Transports;
 use serde::{Deserialize, Serialize};
 
 /// Which way the blocks go, from the process that asks.
@@ -59,12 +60,16 @@ impl OpChoice {
 }
 
 /// What is to carry the blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Transport {
     /// Whatever the engine chooses
+    #[default]
     Auto,
     /// TCP connections
     Tcp,
+    /// Unix sockets, and memory that two processes of one host lend each other
+    Local,
 }
 
 impl Transport {
@@ -73,6 +78,16 @@ impl Transport {
         match self {
             Self::Auto => true,
             Self::Tcp => carrier == "tcp",
+            Self::Local => carrier == "local",
+        }
+    }
+
+    /// What the engines are told.
+    pub(crate) fn setting(self) -> Transports {
+        match self {
+            Self::Auto => Transports::Auto,
+            Self::Tcp => Transports::Only(kvferry_engine::Transport::Tcp),
+            Self::Local => Transports::Only(kvferry_engine::Transport::Local),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 
 use super::layout::Plan;
+use crate::cli::Transport;
 use crate::control::{Answer, Cell, Link, Order, Whereabouts, unexpected};
 use crate::memory;
 use crate::pattern::Mismatch;
@@ -43,7 +44,12 @@ impl Ranks {
         let mut links = Vec::new();
         for region_bytes in plan.region_bytes() {
             let mut link = Link::open(&Whereabouts::Here, patience)?;
-            link.order(&Order::Start(Setup { region_bytes, seed, contiguous: true }))?;
+            link.order(&Order::Start(Setup {
+                region_bytes,
+                seed,
+                contiguous: true,
+                transport: Transport::Auto,
+            }))?;
             links.push((link, region_bytes));
         }
         let mut ports = Vec::new();

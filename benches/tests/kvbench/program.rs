@@ -19,6 +19,9 @@ pub(crate) fn kvbench(arguments: &[&str]) -> Output {
 
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
+    // Where its two processes meet: made by the first, for this user alone.
+    let user = rustix::process::geteuid().as_raw();
+    command.env("KVFERRY_RUN_DIR", std::env::temp_dir().join(format!("kvbench-tests-{user}")));
     command.args(arguments).stdin(Stdio::null());
     command
 }

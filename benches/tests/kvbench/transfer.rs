@@ -158,6 +158,18 @@ fn quickstart_moves_a_models_cache_both_ways() {
 }
 
 #[test]
+fn what_was_demanded_is_what_carries() {
+    for transport in ["local", "tcp"] {
+        let demanded = format!("--transport={transport}");
+        let (runs, _) = measured(&["transfer", "--total=1MiB", "--iterations=1", &demanded]);
+        for run in &runs {
+            assert_eq!(run["transport"], transport);
+            assert_eq!(run["verified"], true);
+        }
+    }
+}
+
+#[test]
 fn settings_that_cannot_be_are_refused_by_name() {
     for size in ["4K", "1.5MiB", "potato", "0"] {
         let said = refused(&["transfer", "--block-size", size]);
@@ -171,6 +183,8 @@ fn settings_that_cannot_be_are_refused_by_name() {
     assert!(said.contains("push") && said.contains("write"), "{said}");
     let said = refused(&["transfer", "--transport", "pigeon"]);
     assert!(said.contains("pigeon") && said.contains("tcp"), "{said}");
+    let said = refused(&["transfer", "--transport", "local", "--floor"]);
+    assert!(said.contains("--floor") && said.contains("--transport local"), "{said}");
     let said = refused(&["transfer", "--blocks", "65537"]);
     assert!(said.contains("65537") && said.contains("65536"), "{said}");
     let said = refused(&["transfer", "--blocks", "65536", "--block-size", "64MiB"]);
