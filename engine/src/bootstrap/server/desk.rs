@@ -109,8 +109,8 @@ impl Desk {
             tries.spawn(async move {
                 let attempt = async {
                     // It is never closed.
-                    let _turn = probing.acquire().await;
-                    probe::accepts(address.endpoint()).await
+                    let Ok(turn) = probing.acquire_owned().await else { return Verdict::Unknown };
+                    probe::accepts(address.endpoint(), turn).await
                 };
                 let verdict = timeout_at(deadline.into(), attempt).await;
                 (index, verdict.unwrap_or(Verdict::Unknown))

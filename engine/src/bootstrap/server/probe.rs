@@ -1,26 +1,52 @@
 //! Whether an address accepts connections.
 
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::bootstrap::table::Verdict;
 use crate::net::Endpoint;
 
-/// How long a connection may take to come about. In-tree callers wait 5 s for an answer to their
+/// How long a look-up may take, and a connection to come about. In-tree callers wait 5 s for an answer to their
 /// registration (the default of httpx), which may depend on several.
 const CONNECT: Duration = Duration::from_secs(1);
 
-/// Connects, and hangs up.
-pub(super) async fn accepts(endpoint: &Endpoint) -> Verdict {
-    match timeout(CONNECT, TcpStream::connect((endpoint.host(), endpoint.port()))).await {
-        Ok(Ok(_)) => Verdict::Accepts,
-        Ok(Err(error)) => judge(&error),
-        // The host is off, or cut off.
-        Err(_) => Verdict::Gone,
+/// How many addresses of one name are tried.
+const ADDRESSES: usize = 4;
+
+/// Finds the addresses of an endpoint. A look-up cannot be called off: `turn` is held until it ends,
+/// however long it is waited for.
+async fn look_up(endpoint: &Endpoint, turn: OwnedSemaphorePermit) -> io::Result<Vec<SocketAddr>> {
+    let (host, port) = (endpoint.host().to_owned(), endpoint.port());
+    let found = tokio::spawn(async move {
+        let _turn = turn;
+        Ok(lookup_host((host, port)).await?.take(ADDRESSES).collect())
+    });
+    found.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
+
+/// Connects, and hangs up. `turn` is held for as long as anything of it is under way.
+pub(super) async fn accepts(endpoint: &Endpoint, turn: OwnedSemaphorePermit) -> Verdict {
+    let addresses = match timeout(CONNECT, look_up(endpoint, turn)).await {
+        Ok(Ok(addresses)) => addresses,
+        Ok(Err(error)) => return judge(&error),
+        // The resolver is slow: that says nothing of the worker.
+        Err(_) => return Verdict::Unknown,
+    };
+    let mut verdict = Verdict::Gone;
+    for address in addresses {
+        match timeout(CONNECT, TcpStream::connect(address)).await {
+            Ok(Ok(_)) => return Verdict::Accepts,
+            Ok(Err(error)) if judge(&error) == Verdict::Unknown => verdict = Verdict::Unknown,
+            // Refused; or the host is off, or cut off.
+            Ok(Err(_)) | Err(_) => {}
+        }
     }
+    verdict
 }
 
 /// What an error says of the other end. Whatever this host may be to blame for says nothing: when
