@@ -16,6 +16,9 @@ use crate::time;
 /// How often a lease is renewed before it ends: two renewals may be lost.
 const RENEWALS_PER_LEASE: u32 = 3;
 
+/// The least time between attempts, however short the lease.
+const LEAST_WAIT: Duration = Duration::from_millis(10);
+
 /// A registration that is renewed in the background, on a thread of its own. When this is dropped
 /// the renewals end, and the server forgets the worker when the lease is over.
 pub struct Held {
@@ -91,7 +94,7 @@ async fn renew(client: &Client, registration: &Registration, lease: Duration, to
         let wait = if outcome.is_ok() { period } else { period.min(MOST_WAIT) };
         *told.last.lock() = Some(outcome);
         told.changed.notify_all();
-        sleep(wait.saturating_sub(began.elapsed()).max(period / 10)).await;
+        sleep(wait.saturating_sub(began.elapsed()).max(period / 10).max(LEAST_WAIT)).await;
     }
 }
 

@@ -12,31 +12,42 @@ use kvferry_proto::Incarnation;
 
 use crate::bootstrap::registration::Rank;
 
-/// Who claims which vacant rank, and since when.
+/// A claim: whose, since when, and when it was last renewed.
+#[derive(Debug)]
+struct Claim {
+    by: Incarnation,
+    since: Instant,
+    renewed: Instant,
+}
+
+/// Who claims which vacant rank.
 #[derive(Debug, Default)]
-pub(super) struct Claims(BTreeMap<Rank, (Incarnation, Instant)>);
+pub(super) struct Claims(BTreeMap<Rank, Claim>);
 
 impl Claims {
-    /// A worker that was replaced registers for its rank, which is vacant. Whether it has done so for
-    /// as long as `long`. Of more than `most` ranks the claims are not remembered.
+    /// A worker that was replaced registers for its rank, which is vacant. Whether it has gone on
+    /// doing so for as long as `long`. Of more than `most` ranks the claims are not remembered.
     pub(super) fn renew(
         &mut self,
         now: Instant,
         rank: Rank,
-        incarnation: Incarnation,
+        by: Incarnation,
         long: Duration,
         most: usize,
     ) -> bool {
-        match self.0.get(&rank) {
-            Some((claimant, since)) if *claimant == incarnation => {
-                now.saturating_duration_since(*since) >= long
-            }
-            None if self.0.len() >= most => false,
-            _ => {
-                self.0.insert(rank, (incarnation, now));
-                false
-            }
+        let last = |claim: &Claim| now.saturating_duration_since(claim.renewed);
+        let known = self.0.get_mut(&rank);
+        if let Some(claim) = known.filter(|claim| claim.by == by && last(claim) < long) {
+            claim.renewed = now;
+            return now.saturating_duration_since(claim.since) >= long;
         }
+        if self.0.len() >= most {
+            self.0.retain(|_, claim| last(claim) < long);
+        }
+        if self.0.len() < most || self.0.contains_key(&rank) {
+            self.0.insert(rank, Claim { by, since: now, renewed: now });
+        }
+        false
     }
 
     /// The rank is not vacant.
