@@ -209,8 +209,8 @@ pub struct EngineStatus {
     pub lanes_opened: usize,
     /// Lanes that peers opened.
     pub lanes_accepted: usize,
-    /// Requests of peers that were refused since the start: of unknown, late or repeated ids, under
-    /// no sufficient grant, or for want of room.
+    /// Requests of peers that were refused since the start: of unknown, late, cancelled or repeated
+    /// ids, under no sufficient grant, or for want of room.
     pub refused_requests: u64,
 }
 

@@ -37,7 +37,7 @@
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`bootstrap`] | where workers of a prefill deployment register and are found; [`bootstrap::table`] is its state machine | sockets |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
-//! | `simulation` | engines in virtual time, driven by hand (feature `simulation`) | none |
+//! | `simulation` | engines in virtual time, driven by hand (feature `simulation`) | socket pairs |
 //! | `engine`, `builder`, `core`, `lanes`, `net`, `transports`, `error`, `time` | the whole, its settings, addresses, errors | |
 #![forbid(unsafe_code)]
 

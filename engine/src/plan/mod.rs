@@ -2,7 +2,7 @@
 //!
 //! Pairs come in order, each a span here, a span there, both of one length. They are coalesced as
 //! they come: a pair that goes on where the last one ended, on both sides, makes it longer; one of
-//! the same length at the same distance as the one before makes a strided run of it. Whenever the
+//! the same length at the same distance as the ones before makes a strided run of them, from three on. Whenever the
 //! bytes of a slice are full, a new slice starts. Nothing is sorted, nothing is allocated per pair
 //! beyond the run that it may become.
 

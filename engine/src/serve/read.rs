@@ -1,15 +1,19 @@
 //! A payload on its way out of this process's memory.
 
+use std::sync::Arc;
+
 use kvferry_proto::TransferId;
 use kvferry_proto::frame::{Reply, Status};
 use kvferry_transport::lanes::{Load, Loader, Outgoing, Start, is_memory_fault};
 use kvferry_transport::memory::SpanList;
 
 use super::authority::Authority;
+use crate::core::Core;
 use crate::passage;
 
 /// The data of a read slice, and behind it whether it was held until its last byte was taken.
 pub(super) struct DataFrame {
+    pub(super) core: Arc<Core>,
     pub(super) authority: Authority,
     pub(super) spans: SpanList,
     pub(super) transfer: TransferId,
@@ -23,6 +27,7 @@ pub(super) struct DataFrame {
 impl DataFrame {
     fn held(&self, out: &mut Vec<u8>) {
         let status = self.refused.unwrap_or(Status::Done);
+        self.core.initiators.count(status);
         Reply::Held { transfer: self.transfer, slice: self.slice, status }.encode_plain(out);
     }
 }

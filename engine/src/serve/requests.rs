@@ -144,6 +144,7 @@ impl RequestHandler {
                 reply(lane, Reply::Held { transfer, slice, status: Status::HeldUntilLanded });
             }
             Ok((authority, spans)) => lane.send_bulk(Box::new(DataFrame {
+                core: self.core.clone(),
                 authority,
                 spans,
                 transfer,

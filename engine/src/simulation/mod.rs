@@ -7,6 +7,7 @@
 //! network. Lanes are socket pairs of which the driver holds the other ends, so that it decides which
 //! byte arrives when.
 //!
+//! `errand` is what a node wants done that takes its time, `planted` which guards can be taken away.
 //! All of it happens on the thread that calls. With the same calls the same things happen.
 //!
 //! ```
