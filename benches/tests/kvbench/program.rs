@@ -158,12 +158,15 @@ pub(crate) fn is_alive(process: u32) -> bool {
 
 /// A child of a process, once there is one.
 pub(crate) fn child_of(parent: u32) -> u32 {
+    let program = fs::read(format!("/proc/{parent}/cmdline")).unwrap();
     let mut child = None;
     until("a child process", || {
         child = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
             let process = entry.file_name().to_str()?.parse().ok()?;
             let (_, found) = state_and_parent(&entry.path())?;
-            (found == parent).then_some(process)
+            // Until it has become another program it is its parent, which waits for that.
+            let is_itself = fs::read(entry.path().join("cmdline")).ok()? != program;
+            (found == parent && is_itself).then_some(process)
         });
         child.is_some()
     });

@@ -24,9 +24,11 @@ fn ten_thousand_small_transfers_from_64_threads_need_no_more_sockets_than_one() 
     for _ in 0..4 {
         let with = target.address.clone();
         initiator.ok(&Command::Storm { with, threads: THREADS, transfers: 2560 });
-        let (here, there) = (initiator.held(), target.held());
-        assert_eq!((here.lanes_opened, here.transfers), (2, 0));
-        assert_eq!((here.descriptors, here.threads), (before.descriptors, before.threads));
+        initiator.await_held("given back", |held| {
+            (held.lanes_opened, held.transfers, held.descriptors, held.threads)
+                == (2, 0, before.descriptors, before.threads)
+        });
+        let there = target.held();
         assert_eq!((there.lanes_accepted, there.descriptors), (2, target_before.descriptors));
     }
     target.assert_holds(0..THREADS, 1);
