@@ -20,7 +20,7 @@ simulate: ## Run whole engines in virtual time (KVFERRY_SEED=n repeats one run).
 
 .PHONY: soak
 soak: ## Simulate with fresh seeds for a while (SECONDS=n, default 600).
-	KVFERRY_SOAK_SECONDS=$${SECONDS:-600} $(MAKE) simulate
+	KVFERRY_SOAK_SECONDS=$(or $(SECONDS),600) $(MAKE) simulate
 
 .PHONY: fuzz
 fuzz: ## Fuzz every parser (SECONDS=n for each, default 60); needs nightly Rust and cargo-fuzz.
@@ -32,6 +32,7 @@ test-all: test ## Run every test, those that need set-up included (SETUP=1 does 
 .PHONY: lint
 lint: ## Check formatting, clippy, documentation, licences and sources.
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 	.ci/deny

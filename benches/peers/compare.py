@@ -73,7 +73,8 @@ class Kvferry(Contender):
         command += ["--iterations", str(times), "--seed", str(seed), "--json", "-"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
-            raise Failed(done.stderr.strip().splitlines()[-1])
+            said = done.stderr.strip().splitlines()
+            raise Failed(said[-1] if said else f"kvbench: status {done.returncode}")
         run = json.loads(done.stdout)["runs"][0]
         return Round(run["gbps"], run["p50_us"] / 1e6, run["cpu_s_per_gib"])
 

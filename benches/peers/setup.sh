@@ -21,7 +21,7 @@ if [ ! -e "$home/complete" ]; then
             exit 1
         fi
         mkdir "$home/debs"
-        (cd "$home/debs" && apt-get download libibverbs1 librdmacm1 libnl-3-200 libnl-route-3-200 2>/dev/null >&2)
+        (cd "$home/debs" && apt-get download -q libibverbs1 librdmacm1 libnl-3-200 libnl-route-3-200 >&2)
         for package in "$home"/debs/*.deb; do
             dpkg -x "$package" "$home/system"
         done
