@@ -2,29 +2,22 @@
 //! from memory that the initiator has lent, and reads whose source is held while the initiator does.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use kvferry_proto::frame::{Reply, Sections, Status};
-use kvferry_proto::{LaneId, TransferId};
+use kvferry_proto::TransferId;
+use kvferry_proto::frame::{Sections, Status};
 use kvferry_transport::lanes::{Lane, Line, Progress, Work};
 use kvferry_transport::local::PeerSpans;
 use kvferry_transport::memory::SpanList;
 use parking_lot::Mutex;
 
-use super::Initiator;
 use super::authority::{Authority, Refused};
-use crate::core::Core;
+use super::write::SliceOf;
 use crate::loan::{Borrowed, Borrowings, PIECE_BYTES};
 use crate::passage;
 
 /// A write slice on its way from the initiator's memory into this process's.
 pub(super) struct LentWrite {
-    pub(super) core: Arc<Core>,
-    pub(super) initiator: Arc<Initiator>,
-    pub(super) lane: LaneId,
-    pub(super) transfer: TransferId,
-    pub(super) slice: u32,
-    pub(super) answer_now: bool,
+    pub(super) slice: SliceOf,
     /// Why not, where the slice is refused; `Done` for a repeat.
     pub(super) target: Result<LentTarget, Status>,
 }
@@ -60,17 +53,7 @@ impl Work for LentWrite {
     }
 
     fn finish(self: Box<Self>, lane: &Lane) {
-        let status = self.target.err().unwrap_or(Status::Done);
-        // Before the answer: what follows from it may come on another lane.
-        self.initiator.inbound.lock().end_landing(self.lane);
-        self.core.initiators.count(status);
-        let mut frame = Vec::new();
-        Reply::Ack { transfer: self.transfer, slice: self.slice, status }.encode_plain(&mut frame);
-        if self.answer_now || status != Status::Done {
-            lane.send(&frame);
-        } else {
-            lane.send_later(&frame);
-        }
+        self.slice.acknowledge(lane, self.target.err().unwrap_or(Status::Done));
     }
 }
 

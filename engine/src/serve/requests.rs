@@ -10,7 +10,7 @@ use super::Initiator;
 use super::authority::Authority;
 use super::lent::{self, Holds, LentTarget, LentWrite};
 use super::read::DataFrame;
-use super::write::WriteLanding;
+use super::write::{SliceOf, WriteLanding};
 use crate::core::Core;
 use crate::inbox::Notification;
 use crate::loan::{Lending, NOT_LENT_HERE};
@@ -95,29 +95,23 @@ impl RequestHandler {
             }
         };
         let target = begun.and_then(|()| self.establish(request, Access::Write));
-        let (transfer, slice, answer_now) = (head.transfer, head.slice, prefix.answer_now);
+        let slice = SliceOf {
+            core: self.core.clone(),
+            initiator: self.initiator.clone(),
+            lane: self.lane,
+            transfer: head.transfer,
+            slice: head.slice,
+            answer_now: prefix.answer_now,
+        };
         if let Some((named, borrowings)) = named {
             let target = target.and_then(|(authority, to)| {
                 let from = lent::sources(named, borrowings)?;
                 Ok(LentTarget { authority, to, from })
             });
-            return Ok(Incoming::Work(Box::new(LentWrite {
-                core: self.core.clone(),
-                initiator: self.initiator.clone(),
-                lane: self.lane,
-                transfer,
-                slice,
-                answer_now,
-                target,
-            })));
+            return Ok(Incoming::Work(Box::new(LentWrite { slice, target })));
         }
         Ok(Incoming::Payload(Box::new(WriteLanding {
-            core: self.core.clone(),
-            initiator: self.initiator.clone(),
-            lane: self.lane,
-            transfer,
             slice,
-            answer_now,
             crc32c: prefix.checksum.then_some(head.crc32c),
             notification: request.notification.map(Into::into),
             target,

@@ -13,13 +13,34 @@ use super::requests::deliver;
 use crate::core::Core;
 use crate::passage;
 
-pub(super) struct WriteLanding {
+/// A write slice, on the lane that it came on.
+pub(super) struct SliceOf {
     pub(super) core: Arc<Core>,
     pub(super) initiator: Arc<Initiator>,
     pub(super) lane: LaneId,
     pub(super) transfer: TransferId,
     pub(super) slice: u32,
     pub(super) answer_now: bool,
+}
+
+impl SliceOf {
+    /// It is dealt with: the initiator is told how.
+    pub(super) fn acknowledge(&self, lane: &Lane, status: Status) {
+        // Before the answer: what follows from it may come on another lane.
+        self.initiator.inbound.lock().end_landing(self.lane);
+        self.core.initiators.count(status);
+        let mut frame = Vec::new();
+        Reply::Ack { transfer: self.transfer, slice: self.slice, status }.encode_plain(&mut frame);
+        if self.answer_now || status != Status::Done {
+            lane.send(&frame);
+        } else {
+            lane.send_later(&frame);
+        }
+    }
+}
+
+pub(super) struct WriteLanding {
+    pub(super) slice: SliceOf,
     pub(super) crc32c: Option<u32>,
     pub(super) notification: Option<Arc<[u8]>>,
     /// Why not, where the slice is refused.
@@ -50,7 +71,10 @@ impl WriteLanding {
             }
         }
         match self.notification.take() {
-            Some(bytes) => deliver(&self.core, &self.initiator, self.lane, self.transfer, bytes),
+            Some(bytes) => {
+                let SliceOf { core, initiator, lane, transfer, .. } = &self.slice;
+                deliver(core, initiator, *lane, *transfer, bytes)
+            }
             None => Status::Done,
         }
     }
@@ -81,15 +105,6 @@ impl Landing for WriteLanding {
 
     fn finish(mut self: Box<Self>, lane: &Lane, landed: Landed) {
         let status = self.end(landed);
-        // Before the answer: what follows from it may come on another lane.
-        self.initiator.inbound.lock().end_landing(self.lane);
-        self.core.initiators.count(status);
-        let mut frame = Vec::new();
-        Reply::Ack { transfer: self.transfer, slice: self.slice, status }.encode_plain(&mut frame);
-        if self.answer_now || status != Status::Done {
-            lane.send(&frame);
-        } else {
-            lane.send_later(&frame);
-        }
+        self.slice.acknowledge(lane, status);
     }
 }

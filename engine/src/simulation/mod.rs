@@ -37,8 +37,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use kvferry_proto::Incarnation;
 use kvferry_proto::frame::{Hello, Welcome};
-use kvferry_proto::{Access, Incarnation};
 use kvferry_transport::lanes::Reactor;
 use parking_lot::Mutex;
 use prost::Message;
@@ -51,7 +51,7 @@ use crate::inbox::Notification;
 use crate::net::IntoEndpoint;
 use crate::peer::{Peer, PeerInner};
 use crate::plan::PlanLimits;
-use crate::registry::{Cursor, Grant, Registry, Span};
+use crate::registry::{Cursor, Grant, Registry};
 use crate::transports::{Transport, Transports};
 use crate::{session, time};
 
@@ -237,20 +237,6 @@ impl Node {
             tracing::debug!(%error, "no lane");
         }
         Some(welcome)
-    }
-
-    /// As [`crate::Engine::grant`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn grant(
-        &self,
-        spans: impl IntoIterator<Item = Span>,
-        peer: Incarnation,
-        access: Access,
-        ttl: Duration,
-    ) -> Result<Grant, Error> {
-        self.core.registry.grant(spans, peer, access, ttl)
     }
 
     /// As [`crate::Engine::ticket`].

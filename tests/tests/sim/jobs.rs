@@ -172,7 +172,8 @@ impl World {
                 }
                 let spans = indices(&job.owner_blocks)
                     .map(|block| life.pool.layout.block(block).expect("one"));
-                let grant = life.node.grant(spans, worker_incarnation, access, ttl);
+                let registry = life.node.registry();
+                let grant = registry.grant(spans, worker_incarnation, access, ttl);
                 let grant = grant.expect("the pool may be granted");
                 job.ticket = life.node.ticket(&grant);
                 job.grant = Some(grant);
