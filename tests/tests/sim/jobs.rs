@@ -119,7 +119,10 @@ impl World {
         let blocks = self.random.between(1, 12);
         let worker_incarnation = self.listed(worker)?;
         let contents = contents(self.seed ^ (id as u64 + 1) << 20, blocks * BLOCK_BYTES);
-        let ttl = self.random.millis(100, 6000);
+        // In the calm nobody is so impatient that the job could not be done.
+        let (least_ttl, least_patience) =
+            if self.network.stormy { (100, 20) } else { (6000, 4000) };
+        let ttl = self.random.millis(least_ttl, 8000);
         let (now, host) = (self.now, &mut self.hosts[owner]);
         let owner_id = host.id()?;
         let life = host.life.as_mut()?;
@@ -185,8 +188,8 @@ impl World {
         self.jobs.push(job);
         let arrives = self.network.arrival(&mut self.random, now, owner, worker);
         self.at(arrives, Event::Ticket(id));
-        let most = [800, 8000][self.random.below(2)];
-        let patience = self.random.millis(20, most);
+        let most = [800, 8000][self.random.below(2)].max(least_patience);
+        let patience = self.random.millis(least_patience, most);
         self.at(now + patience, Event::Patience(id));
         Some(id)
     }

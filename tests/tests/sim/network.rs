@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::SockRef;
 
 use crate::random::Random;
@@ -51,6 +52,13 @@ struct End {
     arrived: VecDeque<u8>,
     /// Nothing follows what has arrived.
     ended: bool,
+}
+
+/// Whether the other half of a pair is closed, unread bytes or not.
+fn is_closed(stream: &UnixStream) -> bool {
+    let mut looked_at = [PollFd::new(stream, PollFlags::empty())];
+    poll(&mut looked_at, Some(&Timespec::default())).expect("it only looks");
+    looked_at[0].revents().contains(PollFlags::HUP)
 }
 
 /// All connections, and who reaches whom.
@@ -154,10 +162,10 @@ impl Network {
         (count > 0).then(|| self.overheard[random.below(count)].clone())
     }
 
-    /// How many sockets a host has open.
+    /// How many sockets a host has open. What it sent before it closed one may still be under way.
     pub(crate) fn open_ends(&self, host: usize) -> usize {
-        let ends = self.connections.values().flatten();
-        ends.filter(|end| end.host == host && end.stream.is_some()).count()
+        let ends = self.connections.values().flatten().filter(|end| end.host == host);
+        ends.filter_map(|end| end.stream.as_ref()).filter(|stream| !is_closed(stream)).count()
     }
 
     pub(crate) fn any(&self, random: &mut Random) -> Option<ConnectionId> {
