@@ -4,7 +4,8 @@
 Each engine has two processes on this host. Blocks are shuffled at both ends, in memory of huge pages, and
 every byte of every transfer is compared outside the clock. In each round every engine moves each total
 a few times, one right after the other; a ratio is of medians of one round, and what is printed is the median
-of the rounds, with their range: the machine's speed drifts, and does so for all of them.
+of the rounds, with their range: the machine's speed drifts, and does so for all of them. Whoever has
+no turn is stopped.
 """
 
 from __future__ import annotations
@@ -85,9 +86,17 @@ class Other(Contender):
     ) -> None:
         super().__init__(name, kind)
         self.pair = Pair(python, script, total, env)
+        self.pair.pause()
         self.warm: tuple[str, int] | None = None
 
     def measure(self, op: str, block: int, total: int, times: int, seed: int) -> Round:
+        self.pair.resume()
+        try:
+            return self.measure_awake(op, block, total, times, seed)
+        finally:
+            self.pair.pause()
+
+    def measure_awake(self, op: str, block: int, total: int, times: int, seed: int) -> Round:
         blocks = total // block
         if self.warm != (op, block):
             self.pair.measure(op, blocks, block, seed)

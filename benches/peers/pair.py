@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -62,6 +63,9 @@ class Process:
             raise Failed(f"{self.name} is gone: {self.last_words()}") from None
         return self.answer()
 
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -97,6 +101,15 @@ class Pair:
             "seconds": found["seconds"],
             "cpu_seconds": found["cpu_seconds"] + after - before,
         }
+
+    def pause(self) -> None:
+        """Stops both processes: some engines poll for work all the time, which others would pay for."""
+        for side in (self.initiator, self.target):
+            side.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for side in (self.initiator, self.target):
+            side.send(signal.SIGCONT)
 
     def close(self) -> None:
         for side in (self.initiator, self.target):
