@@ -173,18 +173,19 @@ fn lengths_above_their_limits_are_refused_before_anything_is_allocated() {
     assert!(matches!(Prefix::decode(&unexpected.encode()), Err(FrameError::Limit { .. })));
 }
 
+const FIRST_SLICE: SliceHead = SliceHead {
+    transfer: TransferId(1),
+    floor: TransferId(1),
+    slice: 0,
+    remaining_us: 1,
+    crc32c: 0,
+};
+
 #[test]
 fn a_descriptor_whose_spans_overflow_the_slice_is_refused() {
-    let head = SliceHead {
-        transfer: TransferId(1),
-        floor: TransferId(1),
-        slice: 0,
-        remaining_us: 1,
-        crc32c: 0,
-    };
     let huge = Descriptor { offset: 0, bytes: u32::MAX, count: u32::MAX, stride: 1 };
     let entries = [(GrantId(1), RegionId { slot: 0, generation: 1 }, huge)];
-    let frame = encode_slice(head, Prefix::new(Kind::Read), None, &entries);
+    let frame = encode_slice(FIRST_SLICE, Prefix::new(Kind::Read), None, &entries);
     let (prefix, body) = split(&frame);
     assert!(matches!(Request::decode(&prefix, body), Err(FrameError::Limit { .. })));
 }
@@ -231,17 +232,10 @@ fn a_ticket_comes_back_as_it_was_written_and_a_foreign_one_says_what_is_wrong() 
 const REGION: RegionId = RegionId { slot: 3, generation: 8 };
 
 fn by_reference(described: u32, sources: &[u32]) -> Vec<u8> {
-    let head = SliceHead {
-        transfer: TransferId(1),
-        floor: TransferId(1),
-        slice: 0,
-        remaining_us: 1,
-        crc32c: 0,
-    };
     let span = |bytes| Descriptor { offset: 64, bytes, count: 1, stride: 0 };
     let mut frame = Vec::new();
     let target = |writer: &mut SectionWriter<'_>| writer.push(GrantId(9), REGION, span(described));
-    head.encode_by_reference(&mut frame, true, target, |writer| {
+    FIRST_SLICE.encode_by_reference(&mut frame, true, target, |writer| {
         for bytes in sources {
             writer.push(GrantId(0), REGION, span(*bytes));
         }
