@@ -188,7 +188,9 @@ impl World {
         self.jobs.push(job);
         let arrives = self.network.arrival(&mut self.random, now, owner, worker);
         self.at(arrives, Event::Ticket(id));
-        let most = [800, 8000][self.random.below(2)].max(least_patience);
+        // A source is often withdrawn while its bytes are on their way.
+        let short = if kind == Kind::Pull { 150 } else { 800 };
+        let most = [short, 8000][self.random.below(2)].max(least_patience);
         let patience = self.random.millis(least_patience, most);
         self.at(now + patience, Event::Patience(id));
         Some(id)
@@ -371,11 +373,15 @@ impl World {
         }
     }
 
-    /// Takes the notifications of a host, as its program does from time to time.
-    pub(crate) fn read_inbox(&mut self, host: usize) {
-        let Some(id) = self.hosts[host].id() else { return };
+    /// Takes the notifications of a process, as its program does from time to time.
+    pub(crate) fn read_inbox(&mut self, id: LifeId) {
+        if self.hosts[id.host].id() != Some(id) {
+            return;
+        }
+        let again = self.now + self.random.millis(1, 150);
+        self.at(again, Event::ReadInbox(id));
         while let Some(notification) =
-            self.hosts[host].living(id).and_then(|life| life.node.try_notification())
+            self.hosts[id.host].living(id).and_then(|life| life.node.try_notification())
         {
             // Anybody may say anything: whose word counts is the program's to decide.
             if self.is_host(notification.from) {
@@ -385,7 +391,7 @@ impl World {
                 break;
             }
         }
-        self.settle(host);
+        self.settle(id.host);
     }
 
     fn be_told(&mut self, told: LifeId, id: JobId) {

@@ -72,7 +72,8 @@ fn run(seed: u64, bug: Option<Bug>) -> Result<Run, String> {
     })
 }
 
-/// Runs seeds on all cores until one fails or the time is over. What failed, or what all of them came to.
+/// Runs seeds on all cores until one fails or the time is over. What failed, or what all of them
+/// came to.
 fn run_all(seeds: Range<u64>, time: Duration, bug: Option<Bug>) -> Result<Vec<Run>, (u64, String)> {
     let began = Instant::now();
     let next = AtomicU64::new(seeds.start);

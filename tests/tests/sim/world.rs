@@ -36,7 +36,8 @@ pub(crate) enum Event {
     Patience(JobId),
     Cancel(JobId),
     Begin,
-    ReadInbox(usize),
+    /// A process takes its notifications, and will again.
+    ReadInbox(LifeId),
     Sweep(usize),
     /// A process renews its registration.
     Register(LifeId),
@@ -86,7 +87,11 @@ impl World {
                 open_transfers: 8,
                 ..session::Settings::default()
             },
-            plan: PlanLimits { slice_bytes: 3 << 10, ..PlanLimits::default() },
+            // Many small ones, or few that are long half sent.
+            plan: PlanLimits {
+                slice_bytes: [3 << 10, 12 << 10][random.below(2)],
+                ..PlanLimits::default()
+            },
             notifications: random.between(1, 4),
             max_lanes_per_peer: 8,
         };
@@ -156,13 +161,11 @@ impl World {
 
     fn start(&mut self, host: usize) {
         if self.hosts[host].life.is_none() {
-            let incarnation = self.hosts[host].start().node.incarnation();
-            self.trace(&[1, incarnation.0]);
+            let life = LifeId::of(self.hosts[host].start().node.incarnation());
+            self.trace(&[1, life.incarnation().0]);
             let at = self.now + self.random.millis(1, 200);
-            self.at(at, Event::ReadInbox(host));
-            if let Some(life) = self.hosts[host].id() {
-                self.register(life);
-            }
+            self.at(at, Event::ReadInbox(life));
+            self.register(life);
         }
     }
 
@@ -207,12 +210,14 @@ impl World {
             Event::Message(message) => self.waits_for(message),
             Event::Ticket(job) | Event::Cancel(job) => Some(self.jobs[*job].worker),
             Event::Patience(job) => Some(self.jobs[*job].owner.host),
-            Event::ReadInbox(host) | Event::Sweep(host) => Some(*host),
-            Event::Register(life) => Some(life.host),
-            Event::Registered(_) => None,
-            Event::Arrival(_) | Event::Begin | Event::Fault | Event::Start(_) | Event::Wake(_) => {
-                None
-            }
+            Event::Sweep(host) => Some(*host),
+            Event::ReadInbox(life) | Event::Register(life) => Some(life.host),
+            Event::Arrival(_)
+            | Event::Registered(_)
+            | Event::Begin
+            | Event::Fault
+            | Event::Start(_)
+            | Event::Wake(_) => None,
         }
     }
 
@@ -237,11 +242,7 @@ impl World {
             Event::Patience(job) => self.take_back(job),
             Event::Cancel(job) => self.cancel(job),
             Event::Begin => self.begin_any(),
-            Event::ReadInbox(host) => {
-                self.read_inbox(host);
-                let at = self.now + self.random.millis(1, 150);
-                self.at(at, Event::ReadInbox(host));
-            }
+            Event::ReadInbox(life) => self.read_inbox(life),
             Event::Sweep(host) => {
                 if let Some(life) = &self.hosts[host].life {
                     life.node.sweep();
