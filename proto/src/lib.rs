@@ -12,6 +12,7 @@
 //! | [`access`] | what a grant permits |
 //! | [`frame`] | the frames of the data path: prefix, requests, replies, descriptors, hello |
 //! | [`message`] | values of the control path, and their checked conversion from and to the wire |
+//! | [`pool`] | the same for the pool: keys, segments, puts, leases |
 //! | [`rpc`] | the types that prost and tonic generate; not to be used past the conversion |
 //!
 //! ```
@@ -34,6 +35,7 @@ pub mod access;
 pub mod frame;
 pub mod identity;
 pub mod message;
+pub mod pool;
 pub mod rpc;
 
 pub use access::Access;
