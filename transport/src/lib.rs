@@ -16,11 +16,11 @@
 //! | [`memory`] | memory that others may touch: allocated, foreign, or a mapped file; lists of spans of it |
 //! | [`lanes`] | lanes over TCP and Unix connections, and the threads that drive them |
 //! | [`local`] | two processes of one host: how they know that they are, and how one reads the other's memory |
-//! | [`rdma`] | which RDMA adapters this host has, and what the kernel says about them |
+//! | [`rdma`] | which RDMA adapters this host has, and what they do |
 //!
 //! Memory that a peer may write is never a `&[u8]` here: it is a [`memory::Memory`], copied from
 //! and into by system calls and raw pointers. All `unsafe` of the project stands in
-//! `memory`, `lanes` and `local`.
+//! `memory`, `lanes`, `local` and `rdma::verbs`.
 //!
 //! ```
 //! use kvferry_transport::memory::{Memory, SpanList};

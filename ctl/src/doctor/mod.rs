@@ -22,7 +22,8 @@ use finding::{Finding, Level};
 ///
 /// Looks at RDMA devices and the library that drives them, the limit on locked memory, huge
 /// pages, ports that others may be given first, the ptrace scope and the directory of sockets
-/// that transfers within the host need, and CUDA. Nothing is changed, and nothing is sent.
+/// that transfers within the host need, and CUDA. Every RDMA adapter that transfers would use
+/// writes a page to itself and reads it back. Nothing is changed, and nothing is sent to others.
 ///
 /// A FAILURE breaks transfers, a warning slows them or breaks some; what cannot be checked from
 /// here is said. Ends with status 1 where there is a failure.

@@ -1,6 +1,11 @@
 //! RDMA devices and the library that drives them.
 
-use kvferry_engine::topology::{Refusal, Topology};
+use std::time::Duration;
+
+use kvferry_engine::topology::{Endpoint, Refusal, Topology};
+use kvferry_transport::rdma::verbs::{
+    Route, TRIAL_BYTES, TrialError, Verbs, VerbsError, write_and_read_back,
+};
 
 use super::Host;
 use super::finding::{Finding, Findings};
@@ -17,6 +22,10 @@ pub(super) fn check(host: &Host<'_>, required: bool) -> Vec<Finding> {
             check_devices(&mut found, topology, required);
             if host.has_usable_rdma() {
                 check_access(&mut found, host);
+                if host.root.is_live() {
+                    try_adapters(&mut found, topology);
+                }
+                found.unchecked("whether packets get through: only a transfer with the peer tells");
             }
         }
     }
@@ -104,5 +113,41 @@ fn check_access(found: &mut Findings, host: &Host<'_>) {
             "load ib_uverbs; in a container, pass --device=/dev/infiniband",
         );
     }
-    found.unchecked("whether packets get through: only a transfer with the peer tells");
+}
+
+/// Has every adapter that is used write to itself, and read back.
+fn try_adapters(found: &mut Findings, topology: &Topology) {
+    let verbs = match Verbs::load() {
+        Ok(verbs) => verbs,
+        // A missing library has been found already.
+        Err(error) => return found.note(error.to_string()),
+    };
+    for endpoint in topology.endpoints() {
+        let name = &endpoint.name;
+        match try_adapter(&verbs, &endpoint) {
+            Ok(took) => found.ok(format!(
+                "{name}: {TRIAL_BYTES} bytes written and read back through the adapter in {} us",
+                took.as_micros()
+            )),
+            Err(error) => found.failure(format!("{name}: {error}"), fix_of_trial(&error)),
+        }
+    }
+}
+
+fn try_adapter(verbs: &Verbs, endpoint: &Endpoint) -> Result<Duration, TrialError> {
+    let context = verbs.open(&endpoint.name.device)?;
+    let Endpoint { name, gid_index, pkey_index, .. } = endpoint;
+    write_and_read_back(&context, Route { port: name.port, gid: *gid_index, pkey: *pkey_index })
+}
+
+fn fix_of_trial(error: &TrialError) -> &'static str {
+    match error {
+        TrialError::Verbs(VerbsError::MemoryLock { .. }) => "raise the limit on locked memory",
+        TrialError::Verbs(VerbsError::NoDevice { .. }) => {
+            "give this process the device's file: --device=/dev/infiniband for a container"
+        }
+        _ => {
+            "look at the adapter's firmware, driver and link; name the others in KVFERRY_RDMA_DEVICES"
+        }
+    }
 }

@@ -263,7 +263,8 @@ impl Memory {
         }
     }
 
-    fn check(&self, offset: u64, length: u64) -> Result<*mut u8, MemoryError> {
+    /// Where `length` bytes from `offset` on lie, if they are inside.
+    pub(crate) fn check(&self, offset: u64, length: u64) -> Result<*mut u8, MemoryError> {
         let memory_bytes = self.length();
         match offset.checked_add(length) {
             // In bounds, so the offset fits the `usize` that the length was.
