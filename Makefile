@@ -26,13 +26,22 @@ soak: ## Simulate with fresh seeds for a while (SECONDS=n, default 600).
 fuzz: ## Fuzz every parser (SECONDS=n for each, default 60); needs nightly Rust and cargo-fuzz.
 	SECONDS_EACH=$(or $(SECONDS),60) fuzz/run
 
+.PHONY: test-rdma
+test-rdma: ## Run what needs RDMA adapters in a virtual machine that has some (SETUP=1 installs qemu).
+	tests/rdma/run
+
+.PHONY: test-abi
+test-abi: ## Compare our view of libibverbs with its header (SETUP=1 installs cmake and clang).
+	tests/abi/run
+
 .PHONY: test-all
-test-all: test ## Run every test, those that need set-up included (SETUP=1 does it).
+test-all: test test-abi test-rdma ## Run every test, those that need set-up included (SETUP=1 does it).
 
 .PHONY: lint
 lint: ## Check formatting, clippy, documentation, licences and sources.
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+	$(CARGO) fmt --manifest-path tests/abi/Cargo.toml --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 	.ci/deny

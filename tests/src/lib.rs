@@ -10,6 +10,7 @@
 //! | [`own`] | an engine in the test's own process, with all of its interface at hand |
 //! | [`proxy`] | a TCP relay between two processes that holds bytes back and cuts connections |
 //! | [`pattern`] | contents that tell where a byte belongs and which version it is |
+//! | [`verbs`] | one end of a queue pair, with memory |
 //! | [`wire`] | a peer that is no engine: it speaks frames, well or badly |
 //!
 //! The peer process is the binary `kvferry-test-peer`: an engine that does what it is told on
@@ -25,6 +26,7 @@ pub mod own;
 pub mod pattern;
 pub mod process;
 pub mod proxy;
+pub mod verbs;
 pub mod wire;
 
 /// Says why a test cannot run on this machine. In CI, where everything is set up, that is a failure.
