@@ -55,7 +55,7 @@ bench: ## Compare transfers with raw sockets on this machine; writes figures and
 		--json out/transfer.json --csv out/transfer.csv --plot out/transfer.svg
 	$(CARGO) run --quiet --release --locked -p kvbench -- transfer --transport tcp --floor \
 		--pace hot,cold --block-size 4KiB --json out/latency.json
-	$(CARGO) run --quiet --release --locked -p kvbench -- mixed --json out/mixed.json
+	$(CARGO) run --quiet --release --locked -p kvbench -- mixed --transport tcp --json out/mixed.json
 
 .PHONY: micro
 micro: ## Time planning, encoding and decoding (criterion).

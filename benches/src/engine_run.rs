@@ -39,6 +39,13 @@ pub(crate) struct Carried {
     report: Report,
 }
 
+impl Carried {
+    /// What carried it.
+    pub(crate) fn transport(&self) -> &'static str {
+        self.report.transport
+    }
+}
+
 impl EngineFacts {
     pub(crate) fn sum(threads: Vec<Vec<Carried>>, lanes: usize) -> anyhow::Result<Self> {
         let carried: Vec<Carried> = threads.into_iter().flatten().collect();

@@ -13,8 +13,8 @@ use anyhow::{Context, ensure};
 use kvferry_engine::Request;
 use serde::Serialize;
 
-use crate::cli::{MixedArgs, Op, OpChoice, Sink, Transport};
-use crate::engine_run::one_by_one;
+use crate::cli::{MixedArgs, Op, OpChoice, Sink};
+use crate::engine_run::{Carried, one_by_one};
 use crate::measure::race;
 use crate::output::write_json;
 use crate::pair::Pair;
@@ -48,6 +48,8 @@ struct Report {
 struct Mixed {
     system: &'static str,
     op: Op,
+    /// What carried the small ones.
+    transport: &'static str,
     small_bytes: u64,
     /// In an iteration.
     small_transfers: u32,
@@ -76,6 +78,7 @@ enum Phase {
 #[derive(Debug, Default)]
 struct Moved {
     small: Vec<Duration>,
+    small_transport: Option<&'static str>,
     bulk_gbps: Option<f64>,
 }
 
@@ -92,7 +95,7 @@ pub(crate) fn run(args: &MixedArgs) -> anyhow::Result<()> {
         write_json(sink, &Report::default())?;
     }
     let setup =
-        Setup { region_bytes, seed: args.seed, contiguous: false, transport: Transport::Auto };
+        Setup { region_bytes, seed: args.seed, contiguous: false, transport: args.transport };
     let mut pair = Pair::start(setup, &args.other.other())?;
     pair.place(&[bulk, small])?;
     let ops = OpChoice::ops(&args.op);
@@ -136,7 +139,7 @@ fn measure(
         Ok(moved)
     };
     moved(Phase::Both)?;
-    let (mut alone, mut loaded) = (Vec::new(), Vec::new());
+    let (mut alone, mut loaded, mut transport) = (Vec::new(), Vec::new(), None);
     let (mut bulk_alone, mut bulk_loaded) = (Vec::new(), Vec::new());
     for iteration in 0..args.iterations {
         progress.advance(&name, iteration, args.iterations);
@@ -144,11 +147,13 @@ fn measure(
         bulk_alone.extend(moved(Phase::Bulk)?.bulk_gbps);
         let both = moved(Phase::Both)?;
         loaded.extend(both.small);
+        transport = both.small_transport;
         bulk_loaded.extend(both.bulk_gbps);
     }
     let mixed = Mixed {
         system: SYSTEM,
         op,
+        transport: transport.context("no small transfer was timed")?,
         small_bytes: args.small.bytes(),
         small_transfers: args.small_transfers,
         bulk_bytes: args.total.bytes() / args.block_size.bytes() * args.block_size.bytes(),
@@ -201,7 +206,8 @@ fn both_sides(pair: &Pair, op: Op, phase: Phase) -> anyhow::Result<Moved> {
         let _over = Over(&is_over);
         let carried = one_by_one(smalls, PAUSE)?;
         let small = carried.iter().map(|carried| carried.latency).collect();
-        Ok(Moved { small, bulk_gbps: None })
+        let small_transport = carried.first().map(Carried::transport);
+        Ok(Moved { small, small_transport, bulk_gbps: None })
     };
     let bulk_worker = || {
         let begun = Instant::now();
@@ -210,7 +216,7 @@ fn both_sides(pair: &Pair, op: Op, phase: Phase) -> anyhow::Result<Moved> {
             Phase::Small | Phase::Both => is_over.load(Ordering::Acquire),
         };
         let rate = in_a_row(next, bulk.here.shape().bytes(), begun, until)?;
-        Ok(Moved { small: Vec::new(), bulk_gbps: Some(rate) })
+        Ok(Moved { bulk_gbps: Some(rate), ..Moved::default() })
     };
     type Worker<'a> = Box<dyn FnOnce() -> anyhow::Result<Moved> + Send + 'a>;
     let mut workers: Vec<Worker<'_>> = Vec::new();
@@ -225,6 +231,7 @@ fn both_sides(pair: &Pair, op: Op, phase: Phase) -> anyhow::Result<Moved> {
     let mut all = Moved::default();
     for moved in race(workers)?.results {
         all.small.extend(moved.small);
+        all.small_transport = all.small_transport.or(moved.small_transport);
         all.bulk_gbps = all.bulk_gbps.or(moved.bulk_gbps);
     }
     Ok(all)
@@ -275,13 +282,14 @@ fn page(report: &Report) -> String {
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "{} transfers of {}, {} ms apart, beside transfers of {} in blocks of {}: {} \
+            "{} transfers of {}, {} ms apart, beside transfers of {} in blocks of {}, by {}: {} \
              iterations, {verified}\n",
             first.small_transfers,
             size(first.small_bytes),
             PAUSE.as_millis(),
             size(first.bulk_bytes),
             size(first.block_bytes),
+            first.transport,
             first.iterations,
         );
     }

@@ -139,6 +139,9 @@ pub(crate) struct MixedArgs {
     /// Blocks of the bulk transfer
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     pub(crate) block_size: Size,
+    /// What carries both: the engine's choice, or this and nothing else
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    pub(crate) transport: Transport,
     /// Push, pull, or both in turn
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [OpChoice::Both])]
     pub(crate) op: Vec<OpChoice>,

@@ -6,6 +6,7 @@ use crate::program::{is_positive, refused, reported};
 fn small_and_bulk_transfers_are_measured_alone_and_together() {
     let (report, printed) = reported(&[
         "mixed",
+        "--transport=tcp",
         "--total=1MiB",
         "--block-size=64KiB",
         "--small=1000B",
@@ -17,6 +18,7 @@ fn small_and_bulk_transfers_are_measured_alone_and_together() {
     assert_eq!(ops, ["write", "read"]);
     for mixed in mixed {
         assert_eq!(mixed["verified"], true);
+        assert_eq!(mixed["transport"], "tcp");
         assert_eq!((&mixed["small_bytes"], &mixed["bulk_bytes"]), (&1000.into(), &1048576.into()));
         for when in ["small_alone", "small_loaded"] {
             let times = ["p50_us", "p99_us", "p999_us"].map(|name| &mixed[when][name]);

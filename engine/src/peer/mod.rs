@@ -10,12 +10,14 @@ mod replies;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Reply, Request as WireRequest};
 use kvferry_proto::{Incarnation, LaneId, TransferId};
-use kvferry_transport::lanes::Outgoing;
+use kvferry_transport::baton::Baton;
+use kvferry_transport::lanes::{self, Outgoing};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, oneshot};
 
@@ -59,7 +61,7 @@ pub(crate) struct PeerInner {
     number: u64,
     session: Mutex<Session<Arc<Cargo>>>,
     /// Held by whoever carries out what the session decides.
-    driving: Mutex<()>,
+    driving: Baton<()>,
     lanes: Lanes,
     table: RwLock<RemoteTable>,
     /// Where lanes are accepted, since the last handshake.
@@ -78,7 +80,7 @@ impl PeerInner {
             core: core.clone(),
             number: core.next_session(),
             session: Mutex::new(session),
-            driving: Mutex::default(),
+            driving: Baton::default(),
             lanes: Lanes::default(),
             table: RwLock::default(),
             offer: Mutex::default(),
@@ -210,18 +212,19 @@ impl PeerInner {
     }
 
     /// Carries out what the session decided, in the order in which it did, unless somebody else is
-    /// at it, who then does this too.
+    /// at it, who then does this too. Frames go out when that is done: to send takes longer than to
+    /// decide, and who has only asked for something small must not be kept with what others send.
     fn drive(self: &Arc<Self>) {
-        loop {
-            let Some(driving) = self.driving.try_lock() else { return };
-            let actions = self.session.lock().take_actions();
-            self.carry_out(actions);
-            drop(driving);
-            // Whoever caused an action while the lock was held relies on this second look.
-            if !self.session.lock().has_actions() {
-                return;
-            }
-        }
+        lanes::send_afterwards(|| {
+            self.driving.run(
+                |()| {
+                    let actions = self.session.lock().take_actions();
+                    self.carry_out(actions);
+                    ControlFlow::Continue(())
+                },
+                || self.session.lock().has_actions(),
+            );
+        });
     }
 
     fn arm(&self, next: Option<Instant>) {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -10,10 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::ParsePrefix;
+use super::later;
 use super::reactor::{Handle, TURN_BYTES};
 use super::receive::{Received, Receiver};
 use super::send::{Queue, Sender, Sent};
 use super::socket;
+use crate::baton::Baton;
 use crate::memory::{IoVecs, MemoryError, SpanList};
 
 /// Settings of a lane.
@@ -252,7 +255,7 @@ pub(super) struct Inner {
     /// Frames queued or half sent.
     pub(super) backlog: AtomicUsize,
     /// `None` once the lane is closed.
-    pub(super) sender: Mutex<Option<Sender>>,
+    pub(super) sender: Baton<Option<Sender>>,
     /// `None` once the lane is closed. Held by the reactor thread while it reads.
     pub(super) receiver: Mutex<Option<Receiver>>,
     /// [`OPEN`], [`CLOSE`] or [`RESET`]: what was asked for.
@@ -283,7 +286,7 @@ impl Lane {
             reactor,
             queue: Mutex::new(Queue::default()),
             backlog: AtomicUsize::new(0),
-            sender: Mutex::new(Some(Sender::new(stream.clone()))),
+            sender: Baton::new(Some(Sender::new(stream.clone()))),
             receiver: Mutex::new(Some(Receiver::new(stream))),
             closing: AtomicU8::new(OPEN),
             paused: AtomicBool::new(false),
@@ -343,9 +346,10 @@ impl Lane {
         self.0.descriptors.lock().pop_front()
     }
 
-    /// Closes the lane once what is queued in the kernel is sent. [`LaneHandler::on_closed`]
+    /// Closes the lane once what the connection has taken is sent. [`LaneHandler::on_closed`]
     /// follows.
     pub fn close(&self) {
+        self.send_some(TURN_BYTES);
         self.ask_to_close(CLOSE);
     }
 
@@ -379,22 +383,36 @@ impl Lane {
         }
     }
 
-    /// Sends what is queued unless somebody else is at it, who then sends this too.
+    /// Sends what is queued, as much as a thread may at once; or has it sent when this thread is
+    /// through with what it is doing.
     pub(super) fn flush(&self) {
-        loop {
-            let Some(mut sender) = self.0.sender.try_lock() else { return };
-            let Some(sender_open) = sender.as_mut() else { return };
-            let sent = sender_open.send_some(self, TURN_BYTES);
-            drop(sender);
-            match sent {
-                // Whoever queued a frame while the lock was held relies on this second look.
-                Sent::All if self.0.queue.lock().is_empty() => return,
-                Sent::All => {}
-                // This thread has other things to do than to send everybody's frames.
-                Sent::More => return self.0.reactor.kick(self.0.token),
-                Sent::Blocked | Sent::Broken => return,
-            }
+        if !later::is_later(self) {
+            self.send_some(TURN_BYTES);
         }
+    }
+
+    /// Sends what is queued, up to about `budget` bytes, unless somebody else is at it, who then
+    /// sends this too. What is left is the reactor's. Returns how much was sent.
+    pub(super) fn send_some(&self, budget: usize) -> usize {
+        let mut left = budget;
+        self.0.sender.run(
+            |sender| {
+                let Some(open) = sender else { return ControlFlow::Break(()) };
+                match open.send_some(self, &mut left) {
+                    Sent::All => return ControlFlow::Continue(()),
+                    // This thread has other things to do than to send everybody's frames.
+                    Sent::More => self.0.reactor.kick(self.0.token),
+                    Sent::Blocked | Sent::Broken => {}
+                }
+                ControlFlow::Break(())
+            },
+            || !self.0.queue.lock().is_empty(),
+        );
+        budget - left
+    }
+
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

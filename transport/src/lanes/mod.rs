@@ -14,6 +14,10 @@
 //! memory that is held around one such call ([`Landing::store`], [`Outgoing::load`]) can be
 //! withdrawn within microseconds, whatever the peer does. That is what fences rest on.
 //!
+//! Lanes take turns. In one, a thread receives and sends a bounded number of bytes on a lane, what it
+//! sends on others because of it included ([`send_afterwards`]), so that nothing small waits behind
+//! more than a turn of each lane of its thread.
+//!
 //! What a frame asks for may also be [`Work`] without a payload, which is done in pieces: the same
 //! holds of each.
 //!
@@ -23,6 +27,7 @@
 
 mod frame;
 mod lane;
+mod later;
 mod reactor;
 mod receive;
 mod send;
@@ -33,5 +38,6 @@ pub use lane::{
     CloseReason, Incoming, Landed, Landing, Lane, LaneConfig, LaneHandler, Line, Load, Loader,
     Outgoing, Progress, Start, Store, Storer, Work,
 };
+pub use later::send_afterwards;
 pub use reactor::{Reactor, ReactorConfig};
 pub use socket::{is_memory_fault, is_unhealthy};

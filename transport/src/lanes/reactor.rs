@@ -111,8 +111,13 @@ impl Reactor {
             stopping: AtomicBool::new(false),
         };
         let handle = Handle(Arc::new(shared));
-        let turns =
-            Turns { poll, shared: handle.0.clone(), config, unfinished: Vec::new(), worked: false };
+        let turns = Turns {
+            poll,
+            shared: handle.0.clone(),
+            config,
+            unfinished: BTreeMap::new(),
+            worked: false,
+        };
         Ok((handle, turns))
     }
 
@@ -176,19 +181,26 @@ fn events() -> Events {
     Events::with_capacity(256)
 }
 
-/// What is left to do for a lane whose turn was over too soon.
-#[derive(Clone, Copy)]
+/// What is to be done for a lane.
+#[derive(Clone, Copy, Default)]
 struct Turn {
-    token: usize,
     receive: bool,
     send: bool,
+}
+
+impl Turn {
+    fn add(&mut self, other: Self) {
+        self.receive |= other.receive;
+        self.send |= other.send;
+    }
 }
 
 struct Turns {
     poll: Poll,
     shared: Arc<Shared>,
     config: ReactorConfig,
-    unfinished: Vec<Turn>,
+    /// What is left to do for lanes whose turn was over too soon, by token.
+    unfinished: BTreeMap<usize, Turn>,
     /// Something was received or sent in this round.
     worked: bool,
 }
@@ -221,25 +233,28 @@ impl Turns {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
             Err(error) => return Err(error),
         }
-        let mut turns = 0;
-        for turn in std::mem::take(&mut self.unfinished) {
-            self.turn(turn);
-            turns += 1;
-        }
+        // A lane has one turn, whatever is the cause, and those that did not come to an end in their
+        // last one come last: what is small does not wait behind them.
+        let mut last = std::mem::take(&mut self.unfinished);
+        let mut first: BTreeMap<usize, Turn> = BTreeMap::new();
+        let mut add = |token, turn| match last.get_mut(&token) {
+            Some(unfinished) => unfinished.add(turn),
+            None => first.entry(token).or_default().add(turn),
+        };
         for event in &*events {
             if event.token() != WAKER {
                 let receive = event.is_readable() || event.is_read_closed() || event.is_error();
-                let send = event.is_writable();
-                self.turn(Turn { token: event.token().0, receive, send });
-                turns += 1;
+                add(event.token().0, Turn { receive, send: event.is_writable() });
             }
         }
-        let kicked = std::mem::take(&mut *self.shared.kicked.lock());
-        for token in kicked {
-            self.turn(Turn { token, receive: true, send: true });
-            turns += 1;
+        for token in std::mem::take(&mut *self.shared.kicked.lock()) {
+            add(token, Turn { receive: true, send: true });
         }
-        Ok(turns > 0)
+        let any = !first.is_empty() || !last.is_empty();
+        for (token, turn) in first.into_iter().chain(last) {
+            self.turn(token, turn);
+        }
+        Ok(any)
     }
 
     fn close_all(&self) {
@@ -249,8 +264,8 @@ impl Turns {
         }
     }
 
-    fn turn(&mut self, mut turn: Turn) {
-        let lane = self.shared.lanes.lock().get(&turn.token).cloned();
+    fn turn(&mut self, token: usize, mut turn: Turn) {
+        let lane = self.shared.lanes.lock().get(&token).cloned();
         let Some(lane) = lane else { return };
         match lane.0.closing.load(Ordering::Acquire) {
             OPEN => {}
@@ -281,19 +296,19 @@ impl Turns {
             turn.receive = true;
         }
         if turn.receive || turn.send {
-            self.unfinished.push(turn);
+            self.unfinished.insert(token, turn);
         }
     }
 
     /// Sends; true when there is more to send and the connection takes it.
     fn send(&mut self, lane: &Lane) -> bool {
-        let mut sender = lane.0.sender.lock();
+        let mut sender = lane.0.sender.take();
         let Some(open) = sender.as_mut() else { return false };
         self.worked |= lane.backlog_frames() > 0;
         open.unblock();
-        let sent = open.send_some(lane, TURN_BYTES);
+        let sent = open.send_some(lane, &mut { TURN_BYTES });
         drop(sender);
-        // The second look: as in `Lane::flush`.
+        // The second look: see `Baton::take`.
         sent == Sent::More || (sent == Sent::All && !lane.0.queue.lock().is_empty())
     }
 
@@ -309,7 +324,7 @@ impl Turns {
     fn close(&self, lane: &Lane, reason: &CloseReason) {
         self.shared.lanes.lock().remove(&lane.0.token);
         let Some(receiver) = lane.0.receiver.lock().take() else { return };
-        let sender = lane.0.sender.lock().take();
+        let sender = lane.0.sender.take().take();
         let asked_for_reset = lane.0.closing.swap(RESET, Ordering::AcqRel) == RESET;
         if asked_for_reset || matches!(reason, CloseReason::Violation(_)) {
             // Where the kernel does not take it, the close is an ordinary one: the other end

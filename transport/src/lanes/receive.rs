@@ -9,7 +9,7 @@ use super::FramePrefix;
 use super::lane::{
     CloseReason, Incoming, Landed, Landing, Lane, Line, Progress, Source, Store, Storer, Work,
 };
-use super::socket;
+use super::{later, socket};
 use crate::descriptor;
 use crate::memory::IoVecs;
 
@@ -85,11 +85,12 @@ impl Receiver {
         self.busy
     }
 
-    /// Receives up to about `budget` bytes and deals with them.
+    /// Receives up to about `budget` bytes and deals with them. What is sent because of them counts
+    /// too, so that a lane on which answers arrive is not sent on until a transfer is through.
     pub(super) fn receive_some(&mut self, lane: &Lane, budget: usize) -> Received {
-        let mut received = 0;
+        let mut left = budget;
         loop {
-            match self.consume(lane) {
+            match later::send_within(&mut left, || self.consume(lane)) {
                 Ok(true) => {}
                 Ok(false) => {
                     lane.0.paused.store(true, Ordering::Release);
@@ -97,17 +98,17 @@ impl Receiver {
                 }
                 Err(reason) => return Received::Over(reason),
             }
-            if received >= budget {
+            if left == 0 {
                 return Received::More;
             }
             if let Phase::Work(work) = &mut self.phase {
                 self.busy += 1;
                 match work.step(Line(self.stream.as_raw_fd())) {
-                    Progress::More(bytes) => received += bytes,
+                    Progress::More(bytes) => left = left.saturating_sub(bytes),
                     Progress::Over => {
                         if let Phase::Work(work) = std::mem::replace(&mut self.phase, Phase::Prefix)
                         {
-                            work.finish(lane);
+                            later::send_within(&mut left, || work.finish(lane));
                         }
                     }
                 }
@@ -116,7 +117,7 @@ impl Receiver {
             match self.fetch(lane) {
                 Ok(0) => return Received::Over(CloseReason::Eof),
                 Ok(bytes) => {
-                    received += bytes;
+                    left = left.saturating_sub(bytes);
                     self.busy += u64::from(matches!(self.phase, Phase::Payload { .. }));
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

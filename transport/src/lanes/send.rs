@@ -114,21 +114,20 @@ impl Sender {
         self.blocked = false;
     }
 
-    /// Sends what is queued, up to about `budget` bytes.
-    pub(super) fn send_some(&mut self, lane: &Lane, budget: usize) -> Sent {
+    /// Sends what is queued, up to about `budget` bytes, and takes from it what was sent.
+    pub(super) fn send_some(&mut self, lane: &Lane, budget: &mut usize) -> Sent {
         if self.blocked {
             return Sent::Blocked;
         }
-        let mut sent = 0;
         loop {
             if !self.collect(lane) {
                 return Sent::All;
             }
-            if sent >= budget {
+            if *budget == 0 {
                 return Sent::More;
             }
             match self.send_once(lane) {
-                Ok(bytes) => sent += bytes,
+                Ok(bytes) => *budget = budget.saturating_sub(bytes),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.blocked = true;
