@@ -1,5 +1,6 @@
 //! libibverbs, loaded when it is asked for.
 
+use std::error::Error;
 use std::ffi::{OsStr, OsString, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ macro_rules! functions {
             fn load(path: &OsStr) -> Result<Self, VerbsError> {
                 let unavailable = |source: libloading::Error| VerbsError::Unavailable {
                     library: OsString::from(path),
-                    why: source.to_string(),
+                    why: said(&source),
                 };
                 // SAFETY: libibverbs is made to be loaded at any time: its constructor does no more
                 // than set up its own state. Which other library it is, is the caller's choice.
@@ -110,6 +111,11 @@ functions! {
     modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int
         = b"ibv_modify_qp",
     destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int = b"ibv_destroy_qp",
+}
+
+/// What the dynamic linker has said, which the error itself leaves to its source.
+fn said(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 impl fmt::Debug for Library {

@@ -1,0 +1,442 @@
+//! The functions of libibverbs that the transport calls.
+#![allow(clippy::missing_safety_doc, reason = "as their manual pages say")]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use crate::abi::{
+    IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_QP_DEST_QPN, IBV_QPS_ERR, IBV_QPS_RTS,
+    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid,
+    ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
+    ibv_wc,
+};
+use crate::world::{Pair, Queue, Region, Request, world};
+
+/// The longest registration.
+const REGION_BYTES: u64 = 1 << 30;
+
+fn refuse(errno: c_int) {
+    // SAFETY: the thread's own number.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// All zeros, which is a value of each of these structures.
+fn blank<T>() -> T {
+    // SAFETY: numbers, pointers and optional functions.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+fn eventfd() -> c_int {
+    // SAFETY: no pointers.
+    unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }
+}
+
+/// Gives back what [`Box::into_raw`] gave away.
+///
+/// # Safety
+/// It did, and nobody uses it any more.
+unsafe fn free<T>(object: *mut T) {
+    // SAFETY: as the caller says.
+    drop(unsafe { Box::from_raw(object) });
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let devices = world().device_count;
+    let mut list: Vec<*mut ibv_device> = (0..devices)
+        .map(|number| {
+            let mut device: ibv_device = blank();
+            for (into, from) in device.name.iter_mut().zip(format!("standin{number}").bytes()) {
+                *into = c_char::from_ne_bytes([from]);
+            }
+            Box::into_raw(Box::new(device))
+        })
+        .collect();
+    list.push(ptr::null_mut());
+    // SAFETY: the caller's number.
+    unsafe { count.write(c_int::try_from(devices).unwrap_or(0)) };
+    Box::leak(list.into_boxed_slice()).as_mut_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_free_device_list(_list: *mut *mut ibv_device) {
+    // Contexts point to their devices; the list of a test is small, and stays.
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let mut world = world();
+    if world.is_refused("ibv_open_device") {
+        refuse(libc::EACCES);
+        return ptr::null_mut();
+    }
+    world.contexts += 1;
+    let mut context: ibv_context = blank();
+    context.device = device;
+    context.async_fd = eventfd();
+    context.ops.poll_cq = Some(poll_cq);
+    context.ops.req_notify_cq = Some(req_notify_cq);
+    context.ops.post_send = Some(post_send);
+    context.ops.post_recv = Some(post_recv);
+    Box::into_raw(Box::new(context))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    world().contexts -= 1;
+    // SAFETY: as `ibv_open_device` made it.
+    unsafe {
+        libc::close((*context).async_fd);
+        free(context);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_query_device(
+    _context: *mut ibv_context,
+    told: *mut ibv_device_attr,
+) -> c_int {
+    let mut limits: ibv_device_attr = blank();
+    limits.max_mr_size = REGION_BYTES;
+    limits.max_qp_wr = 1024;
+    limits.max_sge = 16;
+    limits.max_cqe = 4096;
+    limits.max_qp_rd_atom = 16;
+    limits.max_qp_init_rd_atom = 16;
+    limits.phys_port_cnt = 1;
+    // SAFETY: the caller's structure.
+    unsafe { told.write(limits) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_query_port(
+    _context: *mut ibv_context,
+    port: u8,
+    told: *mut ibv_port_attr,
+) -> c_int {
+    if port != 1 {
+        return libc::EINVAL;
+    }
+    let mut facts: ibv_port_attr = blank();
+    facts.state = if world().port_down { 1 } else { IBV_PORT_ACTIVE };
+    facts.active_mtu = 5;
+    facts.link_layer = IBV_LINK_LAYER_ETHERNET;
+    // SAFETY: the caller's structure.
+    unsafe { told.write(facts) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_query_gid(
+    _context: *mut ibv_context,
+    _port: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    if index > 1 {
+        refuse(libc::ENODATA);
+        return -1;
+    }
+    // SAFETY: the caller's bytes.
+    unsafe { gid.write(ibv_gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1])) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_get_async_event(
+    _context: *mut ibv_context,
+    _event: *mut ibv_async_event,
+) -> c_int {
+    refuse(libc::EAGAIN);
+    -1
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_ack_async_event(_event: *mut ibv_async_event) {}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let mut world = world();
+    world.domains += 1;
+    let handle = world.number();
+    Box::into_raw(Box::new(ibv_pd { context, handle }))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int {
+    world().domains -= 1;
+    // SAFETY: as `ibv_alloc_pd` made it.
+    unsafe { free(domain) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
+    domain: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let mut world = world();
+    if world.is_refused("ibv_reg_mr") {
+        refuse(libc::ENOMEM);
+        return ptr::null_mut();
+    }
+    addr.expose_provenance();
+    let key = world.number();
+    let region = Region { domain: domain.addr(), address: iova, bytes: length as u64, access };
+    world.regions.insert(key, region);
+    // SAFETY: the caller's domain.
+    let context = unsafe { (*domain).context };
+    let region = ibv_mr { context, pd: domain, addr, length, handle: key, lkey: key, rkey: key };
+    Box::into_raw(Box::new(region))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
+    let mut world = world();
+    if world.is_refused("ibv_dereg_mr") {
+        return libc::EBUSY;
+    }
+    // SAFETY: as `ibv_reg_mr_iova2` made it.
+    unsafe {
+        world.regions.remove(&(*region).rkey);
+        free(region);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    world().channels += 1;
+    Box::into_raw(Box::new(ibv_comp_channel { context, fd: eventfd(), refcnt: 0 }))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    world().channels -= 1;
+    // SAFETY: as `ibv_create_comp_channel` made it.
+    unsafe {
+        libc::close((*channel).fd);
+        free(channel);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    depth: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    _vector: c_int,
+) -> *mut ibv_cq {
+    let mut world = world();
+    if world.is_refused("ibv_create_cq") {
+        refuse(libc::ENOMEM);
+        return ptr::null_mut();
+    }
+    let queue = ibv_cq { context, channel, cq_context, handle: 0, cqe: depth };
+    let queue = Box::into_raw(Box::new(queue));
+    // SAFETY: the caller's channel.
+    let channel_fd = unsafe { (*channel).fd };
+    let depth = usize::try_from(depth).unwrap_or(0);
+    world.queues.insert(queue.addr(), Queue { depth, channel_fd, ..Queue::default() });
+    queue
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_destroy_cq(queue: *mut ibv_cq) -> c_int {
+    world().queues.remove(&queue.addr());
+    // SAFETY: as `ibv_create_cq` made it.
+    unsafe { free(queue) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    queue: *mut *mut ibv_cq,
+    _context: *mut *mut c_void,
+) -> c_int {
+    let mut count = 0_u64;
+    // SAFETY: the caller's channel; eight bytes, which the call writes.
+    let (fd, read) = unsafe {
+        let fd = (*channel).fd;
+        (fd, libc::read(fd, (&raw mut count).cast(), 8))
+    };
+    if read != 8 {
+        return -1;
+    }
+    let world = world();
+    let served = world.queues.iter().find(|(_, queue)| queue.channel_fd == fd);
+    let address = served.map_or(0, |(address, _)| *address);
+    // SAFETY: the caller's pointer.
+    unsafe { queue.write(ptr::without_provenance_mut(address)) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_ack_cq_events(_queue: *mut ibv_cq, _count: c_uint) {}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_create_qp(
+    domain: *mut ibv_pd,
+    wish: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    let mut world = world();
+    if world.is_refused("ibv_create_qp") {
+        refuse(libc::ENOMEM);
+        return ptr::null_mut();
+    }
+    let number = world.number();
+    // SAFETY: the caller's structures.
+    let (wish, context) = unsafe { (&mut *wish, (*domain).context) };
+    world.pairs.insert(
+        number,
+        Pair {
+            domain: domain.addr(),
+            queue: wish.send_cq.addr(),
+            state: 0,
+            peer: 0,
+            requests: 0,
+            most_requests: wish.cap.max_send_wr as usize,
+            expected: [].into(),
+            most_expected: wish.cap.max_recv_wr as usize,
+        },
+    );
+    let mut pair: ibv_qp = blank();
+    (pair.context, pair.pd, pair.qp_num) = (context, domain, number);
+    Box::into_raw(Box::new(pair))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_modify_qp(
+    pair: *mut ibv_qp,
+    wish: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    let mut world = world();
+    // SAFETY: the caller's structures.
+    let (number, wish) = unsafe { ((*pair).qp_num, &*wish) };
+    if wish.qp_state == IBV_QPS_ERR {
+        world.fail(number);
+        return 0;
+    }
+    let Some(found) = world.pairs.get_mut(&number) else { return libc::EINVAL };
+    // INIT, RTR, RTS: one after another.
+    if wish.qp_state != found.state + 1 {
+        return libc::EINVAL;
+    }
+    found.state = wish.qp_state;
+    if mask & IBV_QP_DEST_QPN != 0 {
+        found.peer = wish.dest_qp_num;
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_destroy_qp(pair: *mut ibv_qp) -> c_int {
+    let mut world = world();
+    // SAFETY: as `ibv_create_qp` made it.
+    unsafe {
+        world.pairs.remove(&(*pair).qp_num);
+        free(pair);
+    }
+    0
+}
+
+unsafe extern "C" fn poll_cq(queue: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    let mut world = world();
+    let Some(queue) = world.queues.get_mut(&queue.addr()) else { return -1 };
+    let count = queue.entries.len().min(usize::try_from(most).unwrap_or(0));
+    for (index, entry) in queue.entries.drain(..count).enumerate() {
+        // SAFETY: the caller has room for `most` entries.
+        unsafe { into.add(index).write(entry) };
+    }
+    c_int::try_from(count).unwrap_or(-1)
+}
+
+unsafe extern "C" fn req_notify_cq(queue: *mut ibv_cq, _solicited: c_int) -> c_int {
+    if let Some(queue) = world().queues.get_mut(&queue.addr()) {
+        queue.armed = Some(queue.channel_fd);
+    }
+    0
+}
+
+unsafe extern "C" fn post_send(
+    pair: *mut ibv_qp,
+    mut request: *mut ibv_send_wr,
+    refused: *mut *mut ibv_send_wr,
+) -> c_int {
+    let mut world = world();
+    // SAFETY: the caller's queue pair.
+    let number = unsafe { (*pair).qp_num };
+    let mut status = 0;
+    while !request.is_null() {
+        let Some(found) = world.pairs.get_mut(&number) else { return libc::EINVAL };
+        status = match found.state {
+            IBV_QPS_RTS | IBV_QPS_ERR if found.requests < found.most_requests => 0,
+            IBV_QPS_RTS | IBV_QPS_ERR => libc::ENOMEM,
+            _ => libc::EINVAL,
+        };
+        if status != 0 {
+            // SAFETY: the caller's pointer.
+            unsafe { refused.write(request) };
+            break;
+        }
+        found.requests += 1;
+        // SAFETY: a request of the caller's chain, whose list has as many spans as it says.
+        let (posted, next) = unsafe {
+            let it = &*request;
+            let count = usize::try_from(it.num_sge).unwrap_or(0);
+            let spans = (0..count).map(|index| it.sg_list.add(index).read());
+            let posted = Request {
+                pair: number,
+                id: it.wr_id,
+                opcode: it.opcode,
+                flags: it.send_flags,
+                word: it.imm_data,
+                remote: it.wr.remote_addr,
+                key: it.wr.rkey,
+                spans: spans.map(|span| (span.addr, span.length, span.lkey)).collect(),
+            };
+            (posted, it.next)
+        };
+        world.under_way.push_back(posted);
+        request = next;
+    }
+    if !world.holding {
+        world.carry_out(usize::MAX);
+    }
+    status
+}
+
+unsafe extern "C" fn post_recv(
+    pair: *mut ibv_qp,
+    mut request: *mut ibv_recv_wr,
+    refused: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let mut world = world();
+    // SAFETY: the caller's queue pair.
+    let number = unsafe { (*pair).qp_num };
+    let Some(found) = world.pairs.get_mut(&number) else { return libc::EINVAL };
+    while !request.is_null() {
+        if found.expected.len() >= found.most_expected {
+            // SAFETY: the caller's pointer.
+            unsafe { refused.write(request) };
+            return libc::ENOMEM;
+        }
+        // SAFETY: a request of the caller's chain.
+        let it = unsafe { &*request };
+        found.expected.push_back(it.wr_id);
+        request = it.next;
+    }
+    0
+}

@@ -1,0 +1,241 @@
+//! What there is: devices, what was made with them, and requests under way.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::LazyLock;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::abi::{
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPS_ERR, IBV_QPS_RTR, IBV_QPS_RTS,
+    IBV_SEND_SIGNALED, IBV_WC_RECV, IBV_WC_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM,
+    ibv_wc,
+};
+
+pub(crate) const SUCCESS: c_int = 0;
+const LOCAL_PROTECTION: c_int = 4;
+const FLUSHED: c_int = 5;
+const REMOTE_ACCESS: c_int = 10;
+const UNANSWERED: c_int = 12;
+const NOT_EXPECTED: c_int = 13;
+
+/// Everything, behind one lock. Objects are known by the addresses of their structures.
+#[derive(Default)]
+pub(crate) struct World {
+    pub(crate) device_count: usize,
+    pub(crate) port_down: bool,
+    /// Requests wait until they are released.
+    pub(crate) holding: bool,
+    /// Writes land one bit off.
+    pub(crate) corrupting: bool,
+    /// Names of calls of which the next one is refused.
+    pub(crate) refusing: Vec<String>,
+    pub(crate) contexts: usize,
+    pub(crate) domains: usize,
+    pub(crate) channels: usize,
+    /// By their keys.
+    pub(crate) regions: BTreeMap<u32, Region>,
+    pub(crate) queues: BTreeMap<usize, Queue>,
+    /// By their numbers.
+    pub(crate) pairs: BTreeMap<u32, Pair>,
+    pub(crate) under_way: VecDeque<Request>,
+    pub(crate) last_number: u32,
+}
+
+pub(crate) struct Region {
+    pub(crate) domain: usize,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) access: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub(crate) entries: VecDeque<ibv_wc>,
+    pub(crate) depth: usize,
+    /// The next completion is announced by this descriptor.
+    pub(crate) armed: Option<c_int>,
+    pub(crate) channel_fd: c_int,
+}
+
+pub(crate) struct Pair {
+    pub(crate) domain: usize,
+    pub(crate) queue: usize,
+    pub(crate) state: c_int,
+    pub(crate) peer: u32,
+    pub(crate) requests: usize,
+    pub(crate) most_requests: usize,
+    pub(crate) expected: VecDeque<u64>,
+    pub(crate) most_expected: usize,
+}
+
+pub(crate) struct Request {
+    pub(crate) pair: u32,
+    pub(crate) id: u64,
+    pub(crate) opcode: c_int,
+    pub(crate) flags: u32,
+    pub(crate) word: u32,
+    pub(crate) remote: u64,
+    pub(crate) key: u32,
+    /// Address, length and key.
+    pub(crate) spans: Vec<(u64, u32, u32)>,
+}
+
+// SAFETY: a completion is numbers; everything else is, too.
+unsafe impl Send for World {}
+
+static WORLD: LazyLock<Mutex<World>> =
+    LazyLock::new(|| Mutex::new(World { device_count: 1, last_number: 0x100, ..World::default() }));
+
+/// The world, locked.
+pub(crate) fn world() -> MutexGuard<'static, World> {
+    WORLD.lock()
+}
+
+impl World {
+    /// A number that nothing else has.
+    pub(crate) fn number(&mut self) -> u32 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// Whether this call is to be refused, once.
+    pub(crate) fn is_refused(&mut self, call: &str) -> bool {
+        let found = self.refusing.iter().position(|refused| refused == call);
+        found.map(|index| self.refusing.swap_remove(index)).is_some()
+    }
+
+    /// Carries out what is under way, up to `most` requests, and says how many there were.
+    pub(crate) fn carry_out(&mut self, most: usize) -> usize {
+        let mut done = 0;
+        while done < most {
+            let Some(request) = self.under_way.pop_front() else { break };
+            done += 1;
+            let Some(pair) = self.pairs.get(&request.pair) else { continue };
+            let status = if pair.state == IBV_QPS_RTS { self.attempt(&request) } else { FLUSHED };
+            self.finish(&request, status);
+            if status != SUCCESS {
+                self.fail(request.pair);
+            }
+        }
+        done
+    }
+
+    /// Has a queue pair fail, as its peer's does when a request of it is refused.
+    pub(crate) fn fail(&mut self, number: u32) {
+        let Some(pair) = self.pairs.get_mut(&number) else { return };
+        if pair.state == IBV_QPS_ERR {
+            return;
+        }
+        pair.state = IBV_QPS_ERR;
+        let expected = std::mem::take(&mut pair.expected);
+        let (of_pair, others) =
+            std::mem::take(&mut self.under_way).into_iter().partition(|it| it.pair == number);
+        self.under_way = others;
+        let flushed: VecDeque<Request> = of_pair;
+        for request in flushed {
+            self.finish(&request, FLUSHED);
+        }
+        for id in expected {
+            self.complete(number, id, FLUSHED, IBV_WC_RECV, None);
+        }
+    }
+
+    fn attempt(&mut self, request: &Request) -> c_int {
+        let from = &self.pairs[&request.pair];
+        let (domain, peer) = (from.domain, from.peer);
+        let is_there = |pair: &&Pair| matches!(pair.state, IBV_QPS_RTR | IBV_QPS_RTS);
+        let Some(target) = self.pairs.get(&peer).filter(is_there) else { return UNANSWERED };
+        if request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM {
+            let Some(target) = self.pairs.get_mut(&peer) else { return UNANSWERED };
+            let Some(id) = target.expected.pop_front() else { return NOT_EXPECTED };
+            self.complete(peer, id, SUCCESS, IBV_WC_RECV + 1, Some(request.word));
+            return SUCCESS;
+        }
+        let (is_read, wanted) = match request.opcode {
+            IBV_WR_RDMA_READ => (true, IBV_ACCESS_REMOTE_READ),
+            _ => (false, IBV_ACCESS_REMOTE_WRITE),
+        };
+        let covers = |key: &u32, domain: usize, address: u64, bytes: u64, access: u32| {
+            self.regions.get(key).is_some_and(|region| {
+                region.domain == domain
+                    && region.access & access == access
+                    && address >= region.address
+                    && address + bytes <= region.address + region.bytes
+            })
+        };
+        let bytes = request.spans.iter().map(|(_, bytes, _)| u64::from(*bytes)).sum();
+        if !covers(&request.key, target.domain, request.remote, bytes, wanted) {
+            self.fail(peer);
+            return REMOTE_ACCESS;
+        }
+        if request
+            .spans
+            .iter()
+            .any(|(at, bytes, key)| !covers(key, domain, *at, u64::from(*bytes), 0))
+        {
+            return LOCAL_PROTECTION;
+        }
+        let mut remote = request.remote;
+        for &(local, bytes, _) in &request.spans {
+            let (from, to) = if is_read { (remote, local) } else { (local, remote) };
+            // SAFETY: both ranges lie in regions that are registered, as seen above, whose memory the
+            // program keeps for as long as they are.
+            unsafe {
+                let to = ptr::with_exposed_provenance_mut::<u8>(address(to));
+                ptr::copy(ptr::with_exposed_provenance::<u8>(address(from)), to, bytes as usize);
+                if self.corrupting && !is_read {
+                    to.write(to.read() ^ 1);
+                }
+            }
+            remote += u64::from(bytes);
+        }
+        SUCCESS
+    }
+
+    fn finish(&mut self, request: &Request, status: c_int) {
+        if let Some(pair) = self.pairs.get_mut(&request.pair) {
+            pair.requests -= 1;
+        }
+        if status != SUCCESS || request.flags & IBV_SEND_SIGNALED != 0 {
+            self.complete(request.pair, request.id, status, 0, None);
+        }
+    }
+
+    fn complete(&mut self, pair: u32, id: u64, status: c_int, opcode: c_int, word: Option<u32>) {
+        let Some(queue) = self.pairs.get(&pair).map(|pair| pair.queue) else { return };
+        let Some(queue) = self.queues.get_mut(&queue) else { return };
+        assert!(queue.entries.len() < queue.depth, "the completion queue has overflowed");
+        queue.entries.push_back(ibv_wc {
+            wr_id: id,
+            status,
+            opcode,
+            vendor_err: 0,
+            byte_len: 0,
+            imm_data: word.unwrap_or(0),
+            qp_num: pair,
+            src_qp: 0,
+            wc_flags: if word.is_some() { IBV_WC_WITH_IMM } else { 0 },
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        });
+        if let Some(fd) = queue.armed.take() {
+            ring(fd);
+        }
+    }
+}
+
+/// Makes a descriptor of events readable.
+pub(crate) fn ring(fd: c_int) {
+    let one = 1_u64;
+    // SAFETY: eight bytes, which the call reads.
+    let written = unsafe { libc::write(fd, (&raw const one).cast(), 8) };
+    assert_eq!(written, 8, "a descriptor of events takes a count");
+}
+
+fn address(number: u64) -> usize {
+    usize::try_from(number).expect("addresses of this process")
+}
