@@ -58,6 +58,10 @@ pub enum MountPart {
         client: Incarnation,
         /// The segment.
         lent: Lent,
+        /// Nothing that was allowed before can touch it any more: it is new, or its owner has fenced
+        /// the reads and writes that an earlier master allowed. Otherwise nothing is placed in it
+        /// until those are over for sure.
+        is_fenced: bool,
         /// What is in it.
         held: Vec<Held>,
     },
@@ -88,7 +92,7 @@ pub struct Follow {
 /// What changed in the segments of one owner, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
-    /// The number of the last one. They count from 1 for each time that the client joins.
+    /// The number of the last one. They count from 1 for as long as the master knows the client.
     pub number: u64,
     /// What.
     pub changes: Vec<Change>,
@@ -226,11 +230,13 @@ impl TryFrom<rpc::Held> for Held {
 
 impl From<MountPart> for rpc::MountPart {
     fn from(part: MountPart) -> Self {
-        let (client, lent, held) = match part {
-            MountPart::First { client, lent, held } => (client.0, Some((&lent).into()), held),
-            MountPart::More(held) => (0, None, held),
+        let (client, lent, is_fenced, held) = match part {
+            MountPart::First { client, lent, is_fenced, held } => {
+                (client.0, Some((&lent).into()), is_fenced, held)
+            }
+            MountPart::More(held) => (0, None, false, held),
         };
-        Self { client, lent, held: held.into_iter().map(Into::into).collect() }
+        Self { client, lent, is_fenced, held: held.into_iter().map(Into::into).collect() }
     }
 }
 
@@ -242,7 +248,7 @@ impl TryFrom<rpc::MountPart> for MountPart {
         let held = list(message, "objects", part.held, TryInto::try_into)?;
         let Some(lent) = part.lent else { return Ok(Self::More(held)) };
         let client = message::incarnation(message, part.client)?;
-        Ok(Self::First { client, lent: lent.try_into()?, held })
+        Ok(Self::First { client, lent: lent.try_into()?, is_fenced: part.is_fenced, held })
     }
 }
 

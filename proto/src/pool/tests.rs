@@ -45,7 +45,8 @@ fn held() -> impl Strategy<Value = Held> {
 proptest! {
     #[test]
     fn what_an_owner_says_of_its_segment_arrives_as_it_was_said(held in vec(held(), 0..8)) {
-        let first = MountPart::First { client: Incarnation(9), lent: lent(), held: held.clone() };
+        let (client, is_fenced) = (Incarnation(9), true);
+        let first = MountPart::First { client, lent: lent(), is_fenced, held: held.clone() };
         for part in [first, MountPart::More(held)] {
             let wire = rpc::MountPart::from(part.clone()).encode_to_vec();
             let read = rpc::MountPart::decode(Bytes::from(wire)).unwrap();
