@@ -18,14 +18,19 @@
 //! |---|---|
 //! | `directory` | where processes of one host find each other: [`RunDirectory`], [`Doorway`] |
 //! | `proof` | the proof that the other end of a Unix socket is on this host: [`Challenge`] |
-//! | `peer` | memory that a peer lends, mapped read-only: [`PeerMemory`], [`PeerSpans`] |
+//! | `process` | the process at the other end, and its memory read where it lies: [`PeerProcess`], [`Beacon`] |
+//! | `peer` | memory that a peer lends, mapped read-only or read where it lies: [`PeerMemory`], [`PeerSpans`] |
 //! | `copy` | copies from it, past the cache where they are large |
 
 pub(crate) mod copy;
 mod directory;
 mod peer;
+mod process;
 mod proof;
 
 pub use directory::{Doorway, RunDirectory, RunDirectoryError};
 pub use peer::{PeerMemory, PeerSpans};
+pub(crate) use peer::{Place, ranges};
+pub(crate) use process::ReadError;
+pub use process::{Beacon, Obstacle, PeerProcess};
 pub use proof::{Challenge, NUMBER_BYTES, answer, is_same_user, receive_greeting, send_greeting};

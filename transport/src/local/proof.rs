@@ -107,10 +107,11 @@ pub fn answer(challenge: OwnedFd) -> io::Result<[u8; NUMBER_BYTES]> {
 pub fn is_same_user(socket: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: the call takes nothing and changes nothing.
     let ours = unsafe { libc::geteuid() };
-    Ok(peer_user(socket)? == ours)
+    Ok(peer_credentials(socket)?.uid == ours)
 }
 
-fn peer_user(socket: BorrowedFd<'_>) -> io::Result<libc::uid_t> {
+/// Who made the other end of a Unix socket, as it is called in this process's namespaces.
+pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     // SAFETY: the option's value is one `ucred`, passed with its length; the socket is borrowed.
@@ -123,7 +124,7 @@ fn peer_user(socket: BorrowedFd<'_>) -> io::Result<libc::uid_t> {
             &raw mut length,
         )
     };
-    if result == 0 { Ok(credentials.uid) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(credentials) } else { Err(io::Error::last_os_error()) }
 }
 
 fn invalid(what: &'static str) -> io::Error {

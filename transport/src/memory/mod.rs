@@ -6,6 +6,7 @@
 //! mix of both, as with any memory that is shared with a device or another process.
 
 pub(crate) mod allocate;
+mod anonymous;
 mod file;
 mod pages;
 mod spans;
@@ -18,8 +19,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use allocate::SharedMapping;
+use anonymous::AnonymousMapping;
 use file::FileMapping;
 
+use crate::local::Obstacle;
+pub use anonymous::Pages;
 pub use spans::{IoVecs, SpanList};
 
 /// Where memory lives.
@@ -78,6 +82,15 @@ pub enum MemoryError {
         /// Why not.
         reason: &'static str,
     },
+    /// A peer lends what its process has not mapped (any more).
+    #[error("what the peer lends is not mapped in its process")]
+    PeerFault,
+    /// A peer's memory is not to be read any more.
+    #[error("the peer's memory cannot be read where it lies: {obstacle}")]
+    OutOfReach {
+        /// Why not.
+        obstacle: Obstacle,
+    },
     /// The kernel refused.
     #[error("{what} of {bytes} bytes failed: {source}")]
     System {
@@ -98,6 +111,7 @@ impl MemoryError {
 
 enum Backing {
     Foreign,
+    Anonymous { _mapping: AnonymousMapping },
     Shared(SharedMapping),
     File(FileMapping),
 }
@@ -138,6 +152,24 @@ impl Memory {
             page_bytes: mapping.page_bytes().into(),
             location,
             backing: Backing::Shared(mapping),
+        })))
+    }
+
+    /// Memory of our own that no other process can map, populated: what a program has that
+    /// allocates by itself. Processes of one host read it where it lies, or not at all;
+    /// [`Memory::allocate`]'s they map.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for a length of 0, one that overflows, or memory that cannot be had.
+    pub fn anonymous(length: usize, pages: Pages) -> Result<Self, MemoryError> {
+        let mapping = AnonymousMapping::new(length, pages)?;
+        let base = mapping.base();
+        Ok(Self(Arc::new(Inner {
+            base,
+            length,
+            page_bytes: OnceLock::new(),
+            location: Location::Host { numa: pages::numa_node(base) },
+            backing: Backing::Anonymous { _mapping: mapping },
         })))
     }
 
@@ -218,7 +250,7 @@ impl Memory {
     pub fn lend(&self) -> io::Result<Option<OwnedFd>> {
         match &self.0.backing {
             Backing::Shared(mapping) => mapping.lend(),
-            Backing::Foreign | Backing::File(_) => Ok(None),
+            Backing::Foreign | Backing::Anonymous { .. } | Backing::File(_) => Ok(None),
         }
     }
 
@@ -230,7 +262,7 @@ impl Memory {
         let at = self.check(offset, into.len() as u64)?;
         match &self.0.backing {
             Backing::File(mapping) => mapping.read(offset, into),
-            Backing::Foreign | Backing::Shared(_) => {
+            Backing::Foreign | Backing::Anonymous { .. } | Backing::Shared(_) => {
                 // SAFETY: `check` keeps the source inside the range, which is mapped for as long as
                 // this handle lives, and `into` is exclusively ours.
                 unsafe { std::ptr::copy(at, into.as_mut_ptr(), into.len()) };
@@ -247,7 +279,7 @@ impl Memory {
         let at = self.check(offset, from.len() as u64)?;
         match &self.0.backing {
             Backing::File(mapping) => mapping.write(offset, from),
-            Backing::Foreign | Backing::Shared(_) => {
+            Backing::Foreign | Backing::Anonymous { .. } | Backing::Shared(_) => {
                 // SAFETY: as in `copy_out`, with the roles exchanged.
                 unsafe { std::ptr::copy(from.as_ptr(), at, from.len()) };
                 Ok(())
@@ -259,7 +291,7 @@ impl Memory {
     fn check_backing(&self) -> Result<(), MemoryError> {
         match &self.0.backing {
             Backing::File(mapping) => mapping.check(),
-            Backing::Foreign | Backing::Shared(_) => Ok(()),
+            Backing::Foreign | Backing::Anonymous { .. } | Backing::Shared(_) => Ok(()),
         }
     }
 

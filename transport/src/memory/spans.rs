@@ -7,8 +7,8 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 use super::{Memory, MemoryError};
 use crate::descriptor::{self, Room};
-use crate::local::PeerSpans;
 use crate::local::copy::{self, Store};
+use crate::local::{PeerProcess, PeerSpans, Place, ReadError, ranges};
 
 /// The most pieces that one system call takes (Linux: `UIO_MAXIOV`).
 const IOV_MAX: usize = 1024;
@@ -214,8 +214,31 @@ impl SpanList {
     /// the sides.
     ///
     /// # Errors
-    /// [`MemoryError`] when the memory cannot be touched.
+    /// [`MemoryError`] when the memory cannot be touched, [`MemoryError::PeerFault`] when the peer's
+    /// is not there, [`MemoryError::OutOfReach`] when its process cannot be read any more. Some of
+    /// what was to be copied may be in place then.
     pub fn copy_from(&mut self, from: &mut PeerSpans, most: usize) -> Result<usize, MemoryError> {
+        let mut copied = 0;
+        while copied < most {
+            let step = match from.place() {
+                None => break,
+                Some(Place::Mapped) => self.copy_mapped(from, most - copied)?,
+                Some(Place::InPlace(process)) => {
+                    let process = process.clone();
+                    self.read_in_place(&process, from, most - copied)?
+                }
+            };
+            if step == 0 {
+                break;
+            }
+            copied += step;
+        }
+        copy::settle();
+        Ok(copied)
+    }
+
+    /// Copies as far as the peer's spans are mapped.
+    fn copy_mapped(&mut self, from: &mut PeerSpans, most: usize) -> Result<usize, MemoryError> {
         let store = if self.bytes >= STREAMED_BYTES { Store::Streamed } else { Store::Cached };
         let mut copied = 0;
         while copied < most {
@@ -239,8 +262,42 @@ impl SpanList {
             self.advance(bytes);
             from.advance(bytes);
         }
-        copy::settle();
         Ok(copied)
+    }
+
+    /// Reads from the peer's process by one call.
+    fn read_in_place(
+        &mut self,
+        process: &PeerProcess,
+        from: &mut PeerSpans,
+        most: usize,
+    ) -> Result<usize, MemoryError> {
+        for section in self.sections.iter().filter(|_| self.touches_files) {
+            section.memory.check_backing()?;
+        }
+        let mut theirs = from.ranges(most);
+        let spans = self.spans.get(self.next..).unwrap_or_default();
+        let spans = spans.iter().map(|span| (span.address, span.bytes));
+        let mut ours = ranges(spans, self.within, theirs.bytes());
+        if ours.bytes() == 0 {
+            return Ok(0);
+        }
+        let wanted = ours.bytes() as u64;
+        // SAFETY: every range of ours is part of a span that was checked against a memory which this
+        // list keeps alive and to which no reference exists.
+        let read =
+            unsafe { process.read(&mut ours, &mut theirs) }.map_err(|error| match error {
+                ReadError::Lost(obstacle) => MemoryError::OutOfReach { obstacle },
+                ReadError::PeerFault => MemoryError::PeerFault,
+                ReadError::Fault => MemoryError::System {
+                    what: "reading a peer's memory",
+                    bytes: wanted,
+                    source: io::Error::from_raw_os_error(libc::EFAULT),
+                },
+            })?;
+        self.advance(read);
+        from.advance(read);
+        Ok(read)
     }
 
     /// Copies into the span at the position, where that may be of a file: those are written to by
