@@ -32,6 +32,9 @@ pub struct Report {
     pub repeated_slices: u32,
     /// What carried it.
     pub transport: &'static str,
+    /// Whether any of it was copied by its receiver from where it was, and did not go through a
+    /// connection.
+    pub by_reference: bool,
     /// From submission to its end.
     pub elapsed: Duration,
 }

@@ -100,7 +100,7 @@ pub use request::{LocalSpans, RemoteSpans, Request};
 pub use transports::{Transport, Transports};
 
 /// Memory to register: allocated, foreign, or a mapped file.
-pub use kvferry_transport::memory::{Location, Memory, MemoryError};
+pub use kvferry_transport::memory::{Location, Memory, MemoryError, Pages};
 
 /// Identities and access, as they are on the wire.
 pub use kvferry_proto::{Access, GrantId, Incarnation, RegionId, TransferId};

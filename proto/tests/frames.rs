@@ -144,10 +144,9 @@ fn controls_and_replies_come_back_as_they_were_written() {
         Reply::Notified { transfer, status: Status::Backpressure },
         Reply::Cancelled { transfer },
         Reply::LaneFenced { lane: LaneId(6) },
-        Reply::Lent(Loan { region: REGION, length: 1 }),
-        Reply::Recalled(REGION),
         Reply::Pong { nonce: 7 },
-        Reply::Lent(Loan { region: REGION, length: 1 }),
+        Reply::Lent(Loan { region: REGION, length: 1, base: None }),
+        Reply::Lent(Loan { region: REGION, length: 1, base: Some(u64::MAX - 1) }),
         Reply::Recalled(REGION),
     ];
     for reply in replies {
@@ -290,18 +289,25 @@ fn a_slice_by_reference_has_no_payload_no_checksum_and_no_notification() {
 
 #[test]
 fn loans_come_back_as_they_were_written_each_in_its_direction() {
-    let loan = Loan { region: REGION, length: 4096 };
-    let mut frames = [Vec::new(), Vec::new()];
-    Request::encode_lend(&mut frames[0], loan);
-    Request::encode_recall(&mut frames[1], REGION);
-    let [lend, recall] = &frames;
-    let (prefix, head) = split(lend);
-    assert!(matches!(Request::decode(&prefix, head), Ok(Request::Lend(found)) if found == loan));
-    assert!(matches!(Reply::decode(&prefix, head), Err(FrameError::Direction { .. })));
-    assert!(Request::decode(&prefix, &head[1..]).is_err());
-    let nothing = [&head[..8], &[0; 8]].concat();
-    assert!(Request::decode(&prefix, &nothing).is_err(), "a region of no bytes");
-    let (prefix, head) = split(recall);
+    for base in [None, Some(1), Some(u64::MAX - 4096)] {
+        let loan = Loan { region: REGION, length: 4096, base };
+        let mut lend = Vec::new();
+        Request::encode_lend(&mut lend, loan);
+        let (prefix, head) = split(&lend);
+        let decoded = Request::decode(&prefix, head);
+        assert!(matches!(decoded, Ok(Request::Lend(found)) if found == loan), "{decoded:?}");
+        assert!(matches!(Reply::decode(&prefix, head), Err(FrameError::Direction { .. })));
+        assert!(Request::decode(&prefix, &head[1..]).is_err());
+        let nothing = [&head[..8], &[0; 8]].concat();
+        assert!(Request::decode(&prefix, &nothing).is_err(), "a region of no bytes");
+        for nowhere in [0, u64::MAX - 4095] {
+            let nowhere = [&head[..16], &nowhere.to_le_bytes()].concat();
+            assert!(Request::decode(&prefix, &nowhere).is_err(), "no range of addresses");
+        }
+    }
+    let mut recall = Vec::new();
+    Request::encode_recall(&mut recall, REGION);
+    let (prefix, head) = split(&recall);
     let decoded = Request::decode(&prefix, head);
     assert!(matches!(decoded, Ok(Request::Recall(found)) if found == REGION));
     assert!(matches!(Reply::decode(&prefix, head), Err(FrameError::Direction { .. })));

@@ -35,6 +35,8 @@ pub struct Setup {
     pub bootstrap: Option<String>,
     /// Whether the cache is a sparse file, which takes no more memory than is written of it.
     pub sparse: bool,
+    /// Whether the cache is memory that no other process can map.
+    pub foreign: bool,
 }
 
 /// A view of a cache as blocks.
@@ -156,6 +158,11 @@ pub enum Command {
         /// Its address.
         address: String,
     },
+    /// Why foreign memory goes to and from a peer through the socket.
+    NotInPlace {
+        /// Its address.
+        address: String,
+    },
     /// Look up the peer's layout, which transfers use from then on.
     Lookup {
         /// The peer's address.
@@ -259,6 +266,8 @@ pub enum End {
         repeated: u32,
         /// What carried it.
         transport: String,
+        /// Whether any of it was copied by its receiver from where it was.
+        by_reference: bool,
     },
     /// It failed.
     Failed {
@@ -308,6 +317,12 @@ impl End {
             Self::Done { transport, .. } => transport,
             _ => "none: it is not done",
         }
+    }
+
+    /// Whether it ended `Done`, and its receiver copied it from where it was.
+    #[must_use]
+    pub fn is_by_reference(&self) -> bool {
+        matches!(self, Self::Done { by_reference: true, .. })
     }
 
     /// Whether it ended `Done`.
@@ -371,6 +386,8 @@ pub enum Answer {
         /// Where the bootstrap server beside it is reached.
         bootstrap: Option<String>,
     },
+    /// Why something is not so; nothing where it is.
+    Why(Option<String>),
     /// The blocks that hold something else.
     Wrong(Vec<u32>),
     /// How a transfer ended.

@@ -6,13 +6,16 @@ use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Descriptor, Hello, Kind, Prefix, Refusal, Reply, SliceHead, Welcome};
 use kvferry_proto::message::{Ticket, VERSION_MAJOR};
 use kvferry_proto::{GrantId, Incarnation, LaneId, RegionId, TransferId};
 
-use kvferry_transport::local::{Challenge, NUMBER_BYTES, answer, receive_greeting, send_greeting};
+use kvferry_transport::local::{
+    Beacon, Challenge, NUMBER_BYTES, Obstacle, answer, receive_greeting, send_greeting,
+};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::command::{Answer, Command, Setup};
@@ -22,6 +25,8 @@ use crate::process::{Cache, Process, run_directory};
 #[derive(Debug)]
 pub struct RawLane {
     stream: Stream,
+    /// By what the other end knows this process.
+    beacon: Option<Beacon>,
 }
 
 #[derive(Debug)]
@@ -60,22 +65,41 @@ impl RawLane {
     pub fn connect(to: &Process) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", to.lane_port)).expect("it accepts lanes");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
-        Self { stream: Stream::Tcp(stream) }
+        Self { stream: Stream::Tcp(stream), beacon: None }
     }
 
     /// Connects to its socket in the run directory, and says nothing yet.
     #[must_use]
     pub fn connect_locally(to: &Process) -> Self {
-        let name = format!("{}.sock", Incarnation(to.incarnation));
-        let stream = UnixStream::connect(run_directory().join(name)).expect("it listens there");
-        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
-        Self { stream: Stream::Unix(stream) }
+        Self::over(UnixStream::connect(Self::socket(to)).expect("it listens there"))
     }
 
-    /// Proves to it that this process is on its host.
+    /// Where its socket is.
+    #[must_use]
+    pub fn socket(to: &Process) -> PathBuf {
+        run_directory().join(format!("{}.sock", Incarnation(to.incarnation)))
+    }
+
+    /// A lane over a Unix socket that is connected.
+    #[must_use]
+    pub fn over(stream: UnixStream) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+        Self { stream: Stream::Unix(stream), beacon: None }
+    }
+
+    /// Proves to it that this process is on its host, and shows it this process's memory.
     pub fn prove(&mut self) {
+        let number = [7; NUMBER_BYTES];
+        let beacon = Beacon::new(number).expect("a page");
+        assert_eq!(self.prove_with(number, beacon.address()), Ok(()));
+        self.beacon = Some(beacon);
+    }
+
+    /// Proves to it that this process is on its host, by this number, which it says is found at this
+    /// address of its memory. Returns whether the other end found it there.
+    pub fn prove_with(&mut self, number: [u8; NUMBER_BYTES], address: u64) -> Result<(), Obstacle> {
         let Stream::Unix(stream) = &mut self.stream else { panic!("not a local lane") };
-        let challenge = Challenge::new([7; 16]).expect("a memfd");
+        let challenge = Challenge::new(number).expect("a memfd");
         send_greeting(stream.as_fd(), &challenge).expect("it takes a greeting");
         let began = Instant::now();
         let theirs = loop {
@@ -92,6 +116,13 @@ impl RawLane {
         let mut answered = [0; NUMBER_BYTES];
         stream.read_exact(&mut answered).expect("it answers");
         assert!(challenge.is_met_by(answered));
+        stream.write_all(&address.to_le_bytes()).expect("it reads the address");
+        let mut theirs = [0; 8];
+        stream.read_exact(&mut theirs).expect("it shows its own");
+        stream.write_all(&[Obstacle::encode(Ok(()))]).expect("it reads the verdict");
+        let mut verdict = [0];
+        stream.read_exact(&mut verdict).expect("it says what it found");
+        Obstacle::decode(verdict[0])
     }
 
     /// Connects locally as `initiator`, proves that it is on the host, and says hello.
@@ -102,6 +133,11 @@ impl RawLane {
         let mut raw = Self::connect_locally(to);
         raw.prove();
         raw.greet(to, initiator, lane)
+    }
+
+    /// Has another process believe that this one cannot be recognised any more.
+    pub fn hide(&mut self) {
+        self.beacon = None;
     }
 
     /// Sends a frame whose first byte takes a descriptor along.
@@ -123,7 +159,11 @@ impl RawLane {
         Self::connect(to).greet(to, initiator, lane)
     }
 
-    fn greet(mut self, to: &Process, initiator: u64, lane: u32) -> Result<Self, Refusal> {
+    /// Says hello as `initiator`.
+    ///
+    /// # Errors
+    /// Why the lane is refused.
+    pub fn greet(mut self, to: &Process, initiator: u64, lane: u32) -> Result<Self, Refusal> {
         let hello = Hello {
             version: VERSION_MAJOR,
             initiator: Incarnation(initiator),

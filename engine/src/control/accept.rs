@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::local;
 use crate::core::Core;
-use crate::loan::{Lender, Lending};
+use crate::loan::{Lender, Lending, Reach};
 use crate::serve::{Initiator, RequestHandler};
 use crate::transports::Transport;
 
@@ -103,13 +103,13 @@ async fn greet(core: &Arc<Core>, arrival: Arrival) -> io::Result<()> {
                 stream.set_nodelay(true)?;
                 Ok(stream.into_std()?.into())
             });
-            admitted.take_up(core, &hello, stream)
+            admitted.take_up(core, &hello, stream, None)
         }
         Arrival::Local(mut stream) => {
-            local::prove(&mut stream).await?;
+            let reach = local::prove(&mut stream).await?;
             let (hello, admitted, sent) = exchange(core, &mut stream, Transport::Local).await?;
             let stream = sent.and_then(|()| Ok(stream.into_std()?.into()));
-            admitted.take_up(core, &hello, stream)
+            admitted.take_up(core, &hello, stream, Some(reach))
         }
     }
 }
@@ -132,7 +132,6 @@ async fn exchange(
 /// Whether a lane may be opened, and by whom.
 pub(crate) struct Admitted {
     initiator: Result<Arc<Initiator>, Refusal>,
-    transport: Transport,
 }
 
 impl Admitted {
@@ -141,17 +140,19 @@ impl Admitted {
         Welcome { target: core.incarnation, refusal: self.initiator.as_ref().err().copied() }
     }
 
-    /// Takes the connection up as a lane, if it was admitted and its welcome is on its way.
+    /// Takes the connection up as a lane, if it was admitted and its welcome is on its way. One
+    /// between processes of one host comes with what they found out about each other.
     pub(crate) fn take_up(
         self,
         core: &Arc<Core>,
         hello: &Hello,
         stream: io::Result<OwnedFd>,
+        reach: Option<Reach>,
     ) -> io::Result<()> {
         let initiator = self.initiator.map_err(io::Error::other)?;
         let opened = stream.and_then(|stream| {
             let reactor = core.reactor().ok_or_else(|| io::Error::other(Refusal::ShuttingDown))?;
-            let lending = (self.transport == Transport::Local).then(|| Lending::new(Lender::Owner));
+            let lending = reach.map(|reach| Lending::new(Lender::Owner, reach));
             let handler =
                 RequestHandler::new(core.clone(), initiator.clone(), hello.lane, lending.clone());
             let add = || reactor.add(stream, Core::accepted_lane(), Arc::new(handler));
@@ -166,7 +167,7 @@ impl Admitted {
 
 /// Looks whether the lane of a hello may be opened.
 pub(crate) fn admit(core: &Core, hello: &Hello, transport: Transport) -> Admitted {
-    Admitted { initiator: find_initiator(core, hello, transport), transport }
+    Admitted { initiator: find_initiator(core, hello, transport) }
 }
 
 fn find_initiator(

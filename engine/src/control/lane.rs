@@ -16,9 +16,8 @@ use super::local;
 use super::offer::{Offer, Way};
 use crate::core::Core;
 use crate::error::Error;
-use crate::loan::{Lender, Lending};
+use crate::loan::{Lender, Lending, Reach};
 use crate::peer::{PeerInner, ReplyHandler};
-use crate::transports::Transport;
 
 /// Opens a lane, and tells the session how that went.
 pub(super) async fn open(peer: Weak<PeerInner>, lane: LaneId) {
@@ -53,20 +52,22 @@ pub(crate) fn report(peer: &Arc<PeerInner>, lane: LaneId, opened: Result<(), Err
 async fn try_open(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error> {
     let (offer, hello) = hello(peer, lane)?;
     let unreachable = |error: &dyn Display| offer.unreachable(peer, error);
-    let (welcome, stream) = match &offer.way {
+    let (welcome, stream, reach) = match &offer.way {
         Way::Tcp(endpoint) => {
             let mut stream = dial(endpoint, peer.core().settings.connect_timeout).await?;
             let welcome = exchange(&hello, &mut stream).await.map_err(|e| unreachable(&e))?;
             stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
-            (welcome, stream.into_std().map_err(|error| unreachable(&error))?.into())
+            (welcome, stream.into_std().map_err(|error| unreachable(&error))?.into(), None)
         }
         Way::Local(path) => {
-            let mut stream = local::meet(path).await.map_err(|error| unreachable(&error))?;
+            let met = local::meet(path).await;
+            let (mut stream, reach) = met.map_err(|error| unreachable(&error))?;
             let welcome = exchange(&hello, &mut stream).await.map_err(|e| unreachable(&e))?;
-            (welcome, stream.into_std().map_err(|error| unreachable(&error))?.into())
+            let stream = stream.into_std().map_err(|error| unreachable(&error))?;
+            (welcome, stream.into(), Some(reach))
         }
     };
-    take_up(peer, lane, &offer, &welcome, stream)
+    take_up(peer, lane, &offer, &welcome, stream, reach)
 }
 
 /// Says hello, and hears the answer.
@@ -108,13 +109,15 @@ pub(crate) fn hello(peer: &PeerInner, lane: LaneId) -> Result<(Offer, Hello), Er
     Ok((offer, hello))
 }
 
-/// Takes a connection up as a lane, if its other end welcomes it.
+/// Takes a connection up as a lane, if its other end welcomes it. One between processes of one host
+/// comes with what they found out about each other.
 pub(crate) fn take_up(
     peer: &Arc<PeerInner>,
     lane: LaneId,
     offer: &Offer,
     welcome: &[u8; Welcome::BYTES],
     stream: OwnedFd,
+    reach: Option<Reach>,
 ) -> Result<(), Error> {
     let welcome = Welcome::decode(welcome)
         .map_err(|error| Error::Protocol { peer: peer.endpoint().clone(), error })?;
@@ -122,7 +125,7 @@ pub(crate) fn take_up(
         return Err(Error::LaneRefused { peer: peer.endpoint().clone(), refusal });
     }
     let reactor = peer.core().reactor().ok_or(Error::Shutdown)?;
-    let lending = (offer.transport() == Transport::Local).then(|| Lending::new(Lender::Initiator));
+    let lending = reach.map(|reach| Lending::new(Lender::Initiator, reach));
     let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane, lending.clone()));
     peer.lanes()
         .add(lane, lending, || reactor.add(stream, Core::opened_lane(), handler))

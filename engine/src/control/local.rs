@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use kvferry_proto::Incarnation;
 use kvferry_transport::local::{
-    Challenge, NUMBER_BYTES, RunDirectory, RunDirectoryError, answer, is_same_user,
-    receive_greeting, send_greeting,
+    Beacon, Challenge, NUMBER_BYTES, Obstacle, PeerProcess, RunDirectory, RunDirectoryError,
+    answer, is_same_user, receive_greeting, send_greeting,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
@@ -19,6 +19,7 @@ use super::accept::Entrance;
 use super::offer::{Offer, Offers};
 use crate::core::Core;
 use crate::error::Error;
+use crate::loan::Reach;
 use crate::net::Endpoint;
 use crate::transports::{Transport, Transports};
 
@@ -54,8 +55,9 @@ async fn try_local(core: &Core, offers: &Offers) -> Result<Offer, Arc<str>> {
     let Some(offer) = offers.by_local(path.clone()) else {
         return Err("it offers no local transport".into());
     };
-    meet(&path).await.map_err(|error| describe(directory, &path, &error))?;
-    Ok(offer)
+    let met = meet(&path).await;
+    let (_, reach) = met.map_err(|error| describe(directory, &path, &error))?;
+    Ok(Offer { not_in_place: reach.obstacle().map(Into::into), ..offer })
 }
 
 fn describe(directory: &RunDirectory, path: &Path, error: &io::Error) -> Arc<str> {
@@ -71,14 +73,15 @@ fn describe(directory: &RunDirectory, path: &Path, error: &io::Error) -> Arc<str
 }
 
 /// Connects to the socket of an engine, and proves that it is on this host.
-pub(super) async fn meet(path: &Path) -> io::Result<UnixStream> {
+pub(super) async fn meet(path: &Path) -> io::Result<(UnixStream, Reach)> {
     let mut stream = UnixStream::connect(path).await?;
-    prove(&mut stream).await?;
-    Ok(stream)
+    let reach = prove(&mut stream).await?;
+    Ok((stream, reach))
 }
 
-/// Proves to each end that the other is on this host.
-pub(super) async fn prove(stream: &mut UnixStream) -> io::Result<()> {
+/// Proves to each end that the other is on this host, and finds out whether each can read the other's
+/// memory.
+pub(super) async fn prove(stream: &mut UnixStream) -> io::Result<Reach> {
     if !is_same_user(stream.as_fd())? {
         return Err(io::Error::other("the process behind it runs as another user"));
     }
@@ -90,13 +93,33 @@ pub(super) async fn prove(stream: &mut UnixStream) -> io::Result<()> {
     socket.async_io(Interest::WRITABLE, greet).await?;
     let hear = || receive_greeting(socket.as_fd());
     let theirs = socket.async_io(Interest::READABLE, hear).await?;
-    stream.write_all(&answer(theirs)?).await?;
+    let their_number = answer(theirs)?;
+    stream.write_all(&their_number).await?;
     let mut answered = [0; NUMBER_BYTES];
     stream.read_exact(&mut answered).await?;
-    if challenge.is_met_by(answered) {
-        return Ok(());
+    if !challenge.is_met_by(answered) {
+        return Err(io::Error::other("it could not read what it was passed"));
     }
-    Err(io::Error::other("it could not read what it was passed"))
+    find_process(stream, number, their_number).await
+}
+
+/// Each end shows the number of its challenge in its memory too, and says where; the other says
+/// whether it finds it there.
+async fn find_process(
+    stream: &mut UnixStream,
+    number: [u8; NUMBER_BYTES],
+    their_number: [u8; NUMBER_BYTES],
+) -> io::Result<Reach> {
+    // Without one nobody reads this process's memory, which is no reason not to meet.
+    let beacon = Beacon::new(number).ok();
+    let address = beacon.as_ref().map_or(0, Beacon::address);
+    stream.write_all(&address.to_le_bytes()).await?;
+    let their_address = stream.read_u64_le().await?;
+    let theirs = PeerProcess::find(stream.as_fd(), their_address, their_number);
+    let verdict = theirs.as_ref().map(|_| ()).map_err(|obstacle| *obstacle);
+    stream.write_u8(Obstacle::encode(verdict)).await?;
+    let ours = Obstacle::decode(stream.read_u8().await?);
+    Ok(Reach::new(theirs, ours, beacon))
 }
 
 /// Where an engine is met by processes of its host.

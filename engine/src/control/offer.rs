@@ -24,6 +24,8 @@ pub(crate) struct Offer {
     pub(crate) max_slice_bytes: u32,
     /// Why lanes are not local, where they might have been.
     pub(crate) not_local: Option<Arc<str>>,
+    /// Why foreign memory goes through them and is not read where it lies, where they are local.
+    pub(crate) not_in_place: Option<Arc<str>>,
 }
 
 /// Where lanes are accepted.
@@ -113,6 +115,7 @@ impl Offers {
                         incarnation,
                         max_slice_bytes: slices(tcp.max_slice_bytes)?,
                         not_local: None,
+                        not_in_place: None,
                     });
                 }
                 Some(offer::Transport::Local(local)) => {
@@ -140,6 +143,6 @@ impl Offers {
     pub(crate) fn by_local(&self, path: PathBuf) -> Option<Offer> {
         let max_slice_bytes = self.local?;
         let (way, incarnation) = (Way::Local(path), self.incarnation);
-        Some(Offer { way, incarnation, max_slice_bytes, not_local: None })
+        Some(Offer { way, incarnation, max_slice_bytes, not_local: None, not_in_place: None })
     }
 }

@@ -101,6 +101,13 @@ impl Peer {
         self.0.offer().and_then(|offer| offer.not_local)
     }
 
+    /// Why foreign memory is not read where it lies, where transfers to it are carried by
+    /// [`Transport::Local`]: it goes through the socket then, as files do, and is copied twice.
+    #[must_use]
+    pub fn not_in_place(&self) -> Option<Arc<str>> {
+        self.0.offer().and_then(|offer| offer.not_in_place)
+    }
+
     /// What is under way with it.
     #[must_use]
     pub fn status(&self) -> PeerStatus {

@@ -10,7 +10,7 @@ use kvferry_transport::memory::SpanList;
 
 use super::PeerInner;
 use crate::error::Error;
-use crate::loan::{Borrowings, PIECE_BYTES};
+use crate::loan::{Borrowings, PIECE_BYTES, Uncopied};
 use crate::passage;
 use crate::transfer::cargo::{Cargo, Permit};
 
@@ -29,8 +29,19 @@ pub(super) struct LentRead {
     cargo: Arc<Cargo>,
     to: SpanList,
     from: PeerSpans,
-    /// Why nothing more is copied, once that is so; `None` where nobody waits for it any more.
-    stopped: Option<Option<Error>>,
+    /// Why nothing more is copied, once that is so.
+    stopped: Option<Stop>,
+}
+
+enum Stop {
+    /// The slice has failed.
+    Failed(Error),
+    /// The source is not there.
+    NoSource,
+    /// Nobody waits for it any more.
+    Unwanted,
+    /// The peer's memory is out of reach: the slice is to be asked for again, on another lane.
+    OutOfReach,
 }
 
 impl LentRead {
@@ -41,11 +52,14 @@ impl LentRead {
         };
         let (to, from) = (cargo.local_spans(slice), cargo.lent_spans(slice, borrowings));
         let (to, from, stopped) = match (to, from) {
-            (Ok(to), Ok(Some(from))) => (to, from, None),
+            (Ok(to), Ok(Some(from))) => {
+                cargo.referred_to();
+                (to, from, None)
+            }
             // It has ended meanwhile.
             _ if cargo.permit() != Permit::Open => return Incoming::Done,
             // There was no room to map it; or it is shorter than the peer's table says.
-            _ => (SpanList::new(), PeerSpans::new(), Some(Some(Error::MemoryFault))),
+            _ => (SpanList::new(), PeerSpans::new(), Some(Stop::Failed(Error::MemoryFault))),
         };
         Incoming::Work(Box::new(Self { of, cargo, to, from, stopped }))
     }
@@ -61,34 +75,38 @@ impl Work for LentRead {
             Permit::Open => Some(to.copy_from(from, PIECE_BYTES)),
             _ => None,
         });
-        match copied {
-            Some(Ok(1..)) if self.to.remaining() == 0 => Progress::Over,
-            Some(Ok(copied @ 1..)) => Progress::More(copied),
-            Some(_) => {
-                self.stopped = Some(Some(Error::MemoryFault));
-                Progress::Over
-            }
-            None => {
-                self.stopped = Some(None);
-                Progress::Over
-            }
-        }
+        self.stopped = match copied.map(|copied| copied.map_err(Uncopied::from)) {
+            Some(Ok(1..)) if self.to.remaining() == 0 => None,
+            Some(Ok(copied @ 1..)) => return Progress::More(copied),
+            // Both sides are as long as each other, so neither ends first.
+            Some(Ok(0) | Err(Uncopied::Fault)) => Some(Stop::Failed(Error::MemoryFault)),
+            Some(Err(Uncopied::PeerFault)) => Some(Stop::NoSource),
+            Some(Err(Uncopied::OutOfReach)) => Some(Stop::OutOfReach),
+            None => Some(Stop::Unwanted),
+        };
+        Progress::Over
     }
 
-    fn finish(self: Box<Self>, _lane: &Lane) {
+    fn finish(self: Box<Self>, lane: &Lane) {
+        let Some(peer) = self.of.peer.upgrade() else { return };
+        let SliceOf { lane: on, transfer, slice, .. } = self.of;
         let landed = match self.stopped {
             None => Ok(()),
-            Some(Some(error)) => Err(error),
-            Some(None) => return,
+            Some(Stop::Failed(error)) => Err(error),
+            Some(Stop::NoSource) => {
+                // As its owner would have said that had found out.
+                let status = Status::MemoryFault;
+                return peer.reply(on, Reply::Held { transfer, slice, status });
+            }
+            Some(Stop::Unwanted) => return,
+            Some(Stop::OutOfReach) => return lane.reset(),
         };
-        let Some(peer) = self.of.peer.upgrade() else { return };
-        let SliceOf { lane, transfer, slice, .. } = self.of;
         peer.event(|session, now| {
             let is_there = landed.is_ok();
-            session.on_landed(now, lane, transfer, slice, landed);
+            session.on_landed(now, on, transfer, slice, landed);
             if is_there {
                 let status = Status::HeldUntilLanded;
-                session.on_reply(now, lane, Reply::Held { transfer, slice, status });
+                session.on_reply(now, on, Reply::Held { transfer, slice, status });
             }
         });
     }

@@ -250,7 +250,7 @@ impl PeerInner {
             }
             match action {
                 Action::Post { lane, slice, answer_now, floor, token, .. } => {
-                    let by_reference = self.lend(lane, &token);
+                    let by_reference = self.lend(lane, &token, slice);
                     let post = Post { slice, answer_now, floor, by_reference };
                     frames.push(Box::new(SliceFrame::new(token, post)));
                 }
@@ -294,7 +294,7 @@ impl PeerInner {
 
     /// Whether the peer can read what a slice is of, or may lend it, instead of a payload. Regions
     /// that it has not been lent yet on this lane are, before the slice.
-    fn lend(&self, lane: LaneId, cargo: &Cargo) -> bool {
+    fn lend(&self, lane: LaneId, cargo: &Cargo, slice: u32) -> bool {
         let Some(open) = self.lanes.get(lane) else { return false };
         cargo.carried_by(open.transport());
         let Some(lending) = open.lending.filter(|_| cargo.terms().by_reference) else {
@@ -302,7 +302,15 @@ impl PeerInner {
         };
         match cargo.terms().op {
             Op::Read => true,
-            Op::Write => lending.loans.lend_all(&open.lane, cargo.regions()),
+            Op::Write => {
+                let slice = cargo.plan().slices().get(slice as usize);
+                let span_bytes = slice.map_or(0, |slice| slice.bytes / slice.spans.max(1));
+                let lent = lending.loans.lend_all(&open.lane, cargo.regions(), span_bytes);
+                if lent {
+                    cargo.referred_to();
+                }
+                lent
+            }
         }
     }
 
@@ -340,6 +348,9 @@ impl PeerInner {
             match &offer.not_local {
                 Some(why) => tracing::info!(%peer, %transport, not_local = %why, "met"),
                 None => tracing::info!(%peer, %transport, "met"),
+            }
+            if let Some(why) = &offer.not_in_place {
+                tracing::info!(%peer, %why, "foreign memory goes through the socket");
             }
             *self.offer.lock() = Some(shaken.offer);
             *self.table.write() = shaken.table;

@@ -28,7 +28,7 @@ pub use grant::Grant;
 pub(crate) use grant::GrantInner;
 pub use layout::{BlockList, Layout, LayoutView};
 pub(crate) use layout::{block_offset, narrow};
-pub(crate) use region::{Borrower, Holder, RegionInner, RegionUse, part_of_span};
+pub(crate) use region::{Borrower, Holder, Lent, RegionInner, RegionUse, part_of_span};
 pub use region::{Region, Released, Span};
 pub(crate) use table::Cursor;
 

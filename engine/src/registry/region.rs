@@ -30,6 +30,17 @@ pub(crate) trait Borrower: Send + Sync {
     fn recall(&self, region: RegionId);
 }
 
+/// How another process reads a region that it was lent.
+pub(crate) enum Lent {
+    /// By a mapping of this.
+    Descriptor(OwnedFd),
+    /// In this process's memory, from this address on.
+    InPlace {
+        /// The address.
+        base: u64,
+    },
+}
+
 #[derive(Default)]
 struct State {
     references: u64,
@@ -113,17 +124,26 @@ impl RegionInner {
         Ok(RegionUse { region: self.clone(), id })
     }
 
-    /// A descriptor of its memory for another process, which reads it until it is recalled from
-    /// `borrower`; `None` where it is on its way out, cannot be lent, or no descriptor is left.
-    pub(crate) fn lend(&self, borrower: Weak<dyn Borrower>) -> Option<OwnedFd> {
+    /// Whether it can be lent by no descriptor, but only be read where it lies.
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self.location, memory::Location::Host { .. })
+    }
+
+    /// Lends its memory to another process, which reads it until it is recalled from `borrower`;
+    /// `None` where it is on its way out, cannot be lent, or no descriptor is left.
+    pub(crate) fn lend(&self, borrower: Weak<dyn Borrower>) -> Option<Lent> {
         let mut state = self.state.lock();
         if state.closing {
             return None;
         }
-        let descriptor = self.memory().ok()?.lend().ok()??;
+        let lent = if self.is_foreign() {
+            Lent::InPlace { base: self.base }
+        } else {
+            Lent::Descriptor(self.memory().ok()?.lend().ok()??)
+        };
         state.borrowers.retain(|one| one.strong_count() > 0);
         state.borrowers.push(borrower);
-        Some(descriptor)
+        Some(lent)
     }
 
     /// What peers are told, if anything.

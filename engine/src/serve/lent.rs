@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::authority::{Authority, Refused};
 use super::write::SliceOf;
-use crate::loan::{Borrowed, Borrowings, PIECE_BYTES};
+use crate::loan::{Borrowed, Borrowings, PIECE_BYTES, Uncopied};
 use crate::passage;
 
 /// A write slice on its way from the initiator's memory into this process's.
@@ -20,6 +20,20 @@ pub(super) struct LentWrite {
     pub(super) slice: SliceOf,
     /// Why not, where the slice is refused; `Done` for a repeat.
     pub(super) target: Result<LentTarget, Status>,
+    /// The initiator's memory is out of reach: it has to post the slice again.
+    out_of_reach: bool,
+}
+
+impl LentWrite {
+    pub(super) fn new(slice: SliceOf, target: Result<LentTarget, Status>) -> Self {
+        Self { slice, target, out_of_reach: false }
+    }
+}
+
+/// Why a piece of a write is not copied.
+enum Halt {
+    Refused(Status),
+    Uncopied(Uncopied),
 }
 
 pub(super) struct LentTarget {
@@ -37,22 +51,28 @@ impl Work for LentWrite {
             // An initiator that has closed the lane has given up on what it asked for on it, and may
             // have told its caller so.
             if line.is_unhealthy() {
-                return Err(Status::Cancelled);
+                return Err(Halt::Refused(Status::Cancelled));
             }
-            authority.check()?;
-            to.copy_from(from, PIECE_BYTES).map_err(|_| Status::MemoryFault)
+            authority.check().map_err(Halt::Refused)?;
+            to.copy_from(from, PIECE_BYTES).map_err(|error| Halt::Uncopied(error.into()))
         });
         match copied {
             Ok(_) if to.remaining() == 0 => {}
             Ok(copied @ 1..) => return Progress::More(copied),
             // Both sides are as long as each other, so neither ends first.
-            Ok(0) => self.target = Err(Status::MemoryFault),
-            Err(status) => self.target = Err(status),
+            Ok(0) | Err(Halt::Uncopied(Uncopied::Fault | Uncopied::PeerFault)) => {
+                self.target = Err(Status::MemoryFault);
+            }
+            Err(Halt::Uncopied(Uncopied::OutOfReach)) => self.out_of_reach = true,
+            Err(Halt::Refused(status)) => self.target = Err(status),
         }
         Progress::Over
     }
 
     fn finish(self: Box<Self>, lane: &Lane) {
+        if self.out_of_reach {
+            return lane.reset();
+        }
         self.slice.acknowledge(lane, self.target.err().unwrap_or(Status::Done));
     }
 }
@@ -68,8 +88,8 @@ pub(super) fn sources(
         let section = sections.next_section::<Refused>(|section, descriptor| {
             if attached != Some(section.region) {
                 match borrowings.get(section.region) {
-                    Some(Borrowed::Mapped(memory)) => spans.attach(&memory),
-                    Some(Borrowed::Unmapped) => return Err(Refused(Status::MemoryFault)),
+                    Some(Borrowed::Readable(memory)) => spans.attach(&memory),
+                    Some(Borrowed::Unreadable) => return Err(Refused(Status::MemoryFault)),
                     None => return Err(Refused(Status::RegionGone)),
                 }
                 attached = Some(section.region);

@@ -108,7 +108,7 @@ impl RequestHandler {
                 let from = lent::sources(named, borrowings)?;
                 Ok(LentTarget { authority, to, from })
             });
-            return Ok(Incoming::Work(Box::new(LentWrite { slice, target })));
+            return Ok(Incoming::Work(Box::new(LentWrite::new(slice, target))));
         }
         Ok(Incoming::Payload(Box::new(WriteLanding {
             slice,
@@ -131,7 +131,11 @@ impl RequestHandler {
             Ok((authority, _))
                 if lending.is_some_and(|lending| {
                     self.holds.has_room(request.head.floor)
-                        && lending.loans.lend_all(lane, &authority.regions)
+                        && lending.loans.lend_all(
+                            lane,
+                            &authority.regions,
+                            request.total.bytes / request.total.spans.max(1),
+                        )
                 }) =>
             {
                 self.holds.hold(transfer, slice, authority);

@@ -205,7 +205,7 @@ impl Opening {
     pub fn welcomed(self, welcome: &[u8; Welcome::BYTES], stream: OwnedFd) {
         let Some(peer) = self.peer.upgrade() else { return };
         let opened = lane::hello(&peer, self.lane)
-            .and_then(|(offer, _)| lane::take_up(&peer, self.lane, &offer, welcome, stream));
+            .and_then(|(offer, _)| lane::take_up(&peer, self.lane, &offer, welcome, stream, None));
         lane::report(&peer, self.lane, opened);
     }
 

@@ -233,7 +233,7 @@ impl Node {
         let hello = Hello::decode(hello).ok()?;
         let admitted = accept::admit(&self.core, &hello, Transport::Tcp);
         let welcome = admitted.welcome(&self.core).encode();
-        if let Err(error) = admitted.take_up(&self.core, &hello, Ok(stream)) {
+        if let Err(error) = admitted.take_up(&self.core, &hello, Ok(stream), None) {
             tracing::debug!(%error, "no lane");
         }
         Some(welcome)

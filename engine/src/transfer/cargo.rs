@@ -90,7 +90,7 @@ pub(crate) struct Cargo {
     driver: Box<dyn Driver>,
     id: OnceLock<TransferId>,
     permit: AtomicU8,
-    /// What has carried any of it: a bit each.
+    /// What has carried any of it, and whether by reference: a bit each.
     carried_by: AtomicU8,
     completion: Completion,
     uses: Mutex<Vec<RegionUse>>,
@@ -155,6 +155,11 @@ impl Cargo {
     /// Something of it goes out by `transport`.
     pub(crate) fn carried_by(&self, transport: Transport) {
         self.carried_by.fetch_or(bit(transport), Ordering::Relaxed);
+    }
+
+    /// Some of it is copied by its receiver from where it is.
+    pub(crate) fn referred_to(&self) {
+        self.carried_by.fetch_or(BY_REFERENCE, Ordering::Relaxed);
     }
 
     fn transports(&self) -> &'static str {
@@ -232,7 +237,7 @@ impl Cargo {
         for run in self.plan.runs(slice) {
             let (_, region) = self.remotes[usize::from(run.remote)];
             if attached != Some(region) {
-                let Some(Borrowed::Mapped(memory)) = borrowings.get(region) else {
+                let Some(Borrowed::Readable(memory)) = borrowings.get(region) else {
                     return Ok(None);
                 };
                 spans.attach(&memory);
@@ -301,6 +306,7 @@ impl Cargo {
                     slices: self.plan.slices().len() as u64,
                     repeated_slices: repeated,
                     transport: self.transports(),
+                    by_reference: self.carried_by.load(Ordering::Relaxed) & BY_REFERENCE != 0,
                     elapsed: time::now().saturating_duration_since(self.terms.begun),
                 })
             }
@@ -315,6 +321,9 @@ impl Cargo {
         self.completion.end(ended);
     }
 }
+
+/// Beside the bits of transports.
+const BY_REFERENCE: u8 = 128;
 
 fn bit(transport: Transport) -> u8 {
     match transport {

@@ -23,7 +23,7 @@ pub enum Kind {
     /// Asks for a sign of life.
     Ping = 7,
     /// A region of the sender's may be read by the receiver: its descriptor comes with the frame's
-    /// first byte. On lanes between processes of one host only.
+    /// first byte, or it is read where it is. On lanes between processes of one host only.
     Lend = 8,
     /// A region that was lent goes: it is not to be read any more.
     Recall = 9,

@@ -46,6 +46,10 @@ impl<'a> Reader<'a> {
         std::mem::take(&mut self.rest)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     pub(super) fn end(&self) -> Result<(), FrameError> {
         if self.rest.is_empty() {
             Ok(())

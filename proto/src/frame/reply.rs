@@ -132,8 +132,7 @@ pub enum Reply {
         /// The nonce of the ping.
         nonce: u64,
     },
-    /// A region of the owner's may be read from now on; its descriptor goes with the frame's first
-    /// byte.
+    /// A region of the owner's may be read from now on.
     Lent(Loan),
     /// A region that was lent is not to be read any more.
     Recalled(RegionId),

@@ -30,13 +30,16 @@ pub enum Request<'a> {
     Recall(RegionId),
 }
 
-/// A region that one end lets the other read; its descriptor comes with the frame.
+/// A region that one end lets the other read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loan {
     /// The region.
     pub region: RegionId,
     /// Its length in bytes.
     pub length: u64,
+    /// Where it starts in the memory of the sender's process, which is to be read there: never 0.
+    /// Without it a descriptor of its memory comes with the frame.
+    pub base: Option<u64>,
 }
 
 impl Loan {
@@ -44,6 +47,9 @@ impl Loan {
         Prefix::new(kind).frame(out, |out| {
             region_to_wire(out, self.region);
             out.extend_from_slice(&self.length.to_le_bytes());
+            if let Some(base) = self.base {
+                out.extend_from_slice(&base.to_le_bytes());
+            }
         });
     }
 
@@ -53,7 +59,11 @@ impl Loan {
         if length == 0 {
             return Err(FrameError::Value { what: "region length", found: 0 });
         }
-        Ok(Self { region, length })
+        let base = if reader.is_empty() { None } else { Some(reader.u64("region base")?) };
+        if let Some(found) = base.filter(|base| *base == 0 || base.checked_add(length).is_none()) {
+            return Err(FrameError::Value { what: "region base", found });
+        }
+        Ok(Self { region, length, base })
     }
 }
 
@@ -296,7 +306,8 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// Appends a [`Request::Lend`] frame to `out`. The region's descriptor goes with its first byte.
+    /// Appends a [`Request::Lend`] frame to `out`. The region's descriptor goes with its first byte,
+    /// unless it is read where it is.
     pub fn encode_lend(out: &mut Vec<u8>, loan: Loan) {
         loan.encode(out, Kind::Lend);
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use kvferry_engine::bootstrap::{self, Bootstrap};
 use kvferry_engine::{
-    Access, Engine, Grant, Incarnation, Layout, LayoutView, Memory, Peer, Region, Registry,
+    Access, Engine, Grant, Incarnation, Layout, LayoutView, Memory, Pages, Peer, Region, Registry,
     RemoteGrant, RemoteLayout, RemoteSpans, Transfer,
 };
 use kvferry_tests::command::{Answer, Command, End, Farewell, Held, Move, Piece, Setup, View, Way};
@@ -134,6 +134,9 @@ impl Host {
             let file = File::from(memfd_create("kvferry-test", MemfdFlags::CLOEXEC)?);
             file.set_len(bytes)?;
             registry.register(Memory::map_file(file)?, Access::ReadWrite)?
+        } else if setup.foreign {
+            let memory = Memory::anonymous(usize::try_from(bytes)?, Pages::Small)?;
+            registry.register(memory, Access::ReadWrite)?
         } else {
             registry.allocate(bytes)?
         };
@@ -189,6 +192,10 @@ impl Host {
                 self.remotes.insert(address.clone(), peer.layout("cache")?);
                 self.peers.insert(address, peer);
             }
+            Command::NotInPlace { address } => {
+                let why = self.peer(&address)?.not_in_place();
+                return Ok(Answer::Why(why.map(|why| why.to_string())));
+            }
             Command::Lookup { address } => {
                 let remote = self.peer(&address)?.layout("cache")?;
                 self.remotes.insert(address, remote);
@@ -207,6 +214,7 @@ impl Host {
                         bytes: report.bytes,
                         repeated: report.repeated_slices,
                         transport: report.transport.into(),
+                        by_reference: report.by_reference,
                     },
                     Ok(Err(error)) => End::Failed {
                         cause: self::name(&error.cause),
