@@ -11,7 +11,7 @@
 //! | module | what stands there |
 //! |---|---|
 //! | `cli`, `size`, `pace` | the command line |
-//! | `transfer`, `mixed`, `model`, `matrix`, `plot`, `quickstart`, `serve` | the commands |
+//! | `transfer`, `mixed`, `model`, `matrix`, `ways`, `plot`, `quickstart`, `serve` | the commands |
 //! | `sweep`, `series` | all combinations; one: warm-up, calibration, interleaved runs, figures |
 //! | `pair`, `engine_run` | both processes, and one run of the engine |
 //! | `control` | how the other process is found and led, what is said |
@@ -48,6 +48,7 @@ mod stats;
 mod sweep;
 mod table;
 mod transfer;
+mod ways;
 
 use std::process::ExitCode;
 
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Mixed(args) => mixed::run(&args),
         Command::Model(args) => model::run(&args),
         Command::Matrix(args) => matrix::run(&args),
+        Command::Ways(args) => ways::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Target => serve::serve_parent(),

@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use kvferry_engine::Request;
 use serde::Serialize;
 
-use crate::cli::{MixedArgs, Op, OpChoice, Sink};
+use crate::cli::{Memory, MixedArgs, Op, OpChoice, Sink};
 use crate::engine_run::{Carried, one_by_one};
 use crate::measure::race;
 use crate::output::write_json;
@@ -94,8 +94,13 @@ pub(crate) fn run(args: &MixedArgs) -> anyhow::Result<()> {
         // A path that cannot be written is found out now, not after the work.
         write_json(sink, &Report::default())?;
     }
-    let setup =
-        Setup { region_bytes, seed: args.seed, contiguous: false, transport: args.transport };
+    let setup = Setup {
+        region_bytes,
+        seed: args.seed,
+        contiguous: false,
+        transport: args.transport,
+        memory: Memory::Shared,
+    };
     let mut pair = Pair::start(setup, &args.other.other())?;
     pair.place(&[bulk, small])?;
     let ops = OpChoice::ops(&args.op);

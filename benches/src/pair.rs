@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 use crate::cli::Op;
 use crate::control::{Answer, Link, Order, Whereabouts, unexpected};
 use crate::engine_run::{self, Blocks, Carried, EngineFacts};
-use crate::floor::{Connections, Job, Strategy};
+use crate::floor::{Connections, Floor, Job, Strategy, Twin, Way};
 use crate::measure::{Clocked, race};
 use crate::memory;
 use crate::pace::Pace;
@@ -96,6 +96,7 @@ pub(crate) struct Pair {
     target: Link,
     runtime: Runtime,
     connections: Connections,
+    twin: Option<Twin>,
     parts: Vec<Part>,
     round: u64,
     page_bytes: usize,
@@ -147,6 +148,7 @@ impl Pair {
             target,
             runtime,
             connections: Connections::default(),
+            twin: None,
             parts: Vec::new(),
             round: 0,
             page_bytes,
@@ -191,6 +193,21 @@ impl Pair {
         Ok(())
     }
 
+    /// Makes what the floor copies to and from within this process.
+    pub(crate) fn make_twin(&mut self) -> anyhow::Result<()> {
+        memory::ensure_room(self.side.region().length(), None)?;
+        self.twin = Some(self.side.twin()?);
+        Ok(())
+    }
+
+    /// What the floor may do.
+    pub(crate) fn floors(&self) -> Vec<Floor> {
+        match self.twin {
+            Some(_) => Way::of(self.side.memory()).iter().copied().map(Floor::Local).collect(),
+            None => Strategy::ALL.map(Floor::Tcp).into(),
+        }
+    }
+
     /// The size of the pages behind the regions: the smaller one where they differ.
     pub(crate) fn page_bytes(&self) -> usize {
         self.page_bytes
@@ -220,6 +237,36 @@ impl Pair {
     /// Has the floor carry every block of the first part once. Beside the sample, how long each of
     /// its transfers took.
     pub(crate) fn run_floor(
+        &mut self,
+        load: &Load,
+        floor: Floor,
+    ) -> anyhow::Result<(Sample, Vec<Duration>)> {
+        match floor {
+            Floor::Tcp(strategy) => self.run_connections(load, strategy),
+            Floor::Local(way) => self.run_copies(load, way),
+        }
+    }
+
+    fn run_copies(&mut self, load: &Load, way: Way) -> anyhow::Result<(Sample, Vec<Duration>)> {
+        let twin = self.twin.as_ref().context("no twin was made")?;
+        let part = self.parts.first().context("no part was placed")?;
+        let (other, op) = (self.side.region(), load.op);
+        self.round += 1;
+        let pattern = self.side.pattern(self.round);
+        let workers = twin.workers(op, (way, load.threads), (other, &part.here), &part.there)?;
+        // In its order the content of a block is found by its number.
+        let ((source, from), (target, to)) = match op {
+            Op::Write => ((other, &part.here), (twin.region(), &part.there)),
+            Op::Read => ((twin.region(), &part.there), (other, &part.here)),
+        };
+        pattern.fill(source, from.all())?;
+        let clocked = race(workers.into_iter().map(|worker| move || worker.run()).collect())?;
+        let mismatch = pattern.verify(target, to.all())?;
+        let sample = Sample { mismatch, ..clocked.sample()? };
+        Ok((sample, clocked.results.into_iter().flatten().collect()))
+    }
+
+    fn run_connections(
         &mut self,
         load: &Load,
         strategy: Strategy,

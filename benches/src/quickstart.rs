@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::cli::{MeasureArgs, Op, OpChoice, QuickstartArgs, Transport};
+use crate::cli::{MeasureArgs, Memory, Op, OpChoice, QuickstartArgs, Transport};
 use crate::output::Outputs;
 use crate::pace::Pace;
 use crate::pair::{Load, Other};
@@ -42,6 +42,7 @@ pub(crate) fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
         in_flight: vec![1],
         contiguous: false,
         iterations: ITERATIONS,
+        memory: Memory::Shared,
         floor: false,
         seed: 1,
     };

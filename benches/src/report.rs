@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cli::Op;
+use crate::cli::{Memory, Op};
 use crate::pace::Pace;
 
 /// All combinations of an invocation.
@@ -21,6 +21,8 @@ pub(crate) struct Run {
     pub(crate) transport: &'static str,
     /// Lanes that were open.
     pub(crate) lanes: usize,
+    /// What the blocks lay in.
+    pub(crate) memory: Memory,
     pub(crate) op: Op,
     pub(crate) pace: Pace,
     pub(crate) block_bytes: u64,

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
-use crate::cli::Transport;
+use crate::cli::{Memory, Transport};
 use crate::engine_run::EngineFacts;
-use crate::floor::Strategy;
+use crate::floor::{Floor, Strategy};
 use crate::pace::Pace;
 use crate::pair::{Load, Pair, Sample};
 use crate::pattern::Mismatch;
@@ -31,6 +31,7 @@ pub(crate) struct Series {
     pub(crate) shape: Shape,
     pub(crate) load: Load,
     pub(crate) transport: Transport,
+    pub(crate) memory: Memory,
     pub(crate) iterations: u32,
     pub(crate) floor: bool,
     pub(crate) contiguous: bool,
@@ -53,7 +54,7 @@ struct Samples(Vec<Sample>);
 /// The floor's runs.
 #[derive(Debug)]
 struct FloorRuns {
-    strategy: Strategy,
+    floor: Floor,
     samples: Samples,
     /// Of its transfers, run by run.
     latencies: Vec<Vec<Duration>>,
@@ -99,12 +100,12 @@ impl Series {
         );
         let mut floor = None;
         if self.floor {
-            let strategy = self.calibrate(pair, |strategy, sample| {
-                progress.show(format_args!("{name}: calibrating the floor, {strategy}"));
+            let chosen = self.calibrate(pair, |floor, sample| {
+                progress.show(format_args!("{name}: calibrating the floor, {floor}"));
                 note("the floor", sample);
             })?;
             let (samples, latencies) = (Samples::default(), Vec::new());
-            floor = Some(FloorRuns { strategy, samples, latencies });
+            floor = Some(FloorRuns { floor: chosen, samples, latencies });
         }
 
         let (mut engine, mut latencies) = (Samples::default(), Vec::new());
@@ -146,7 +147,7 @@ impl Series {
         note: &mut impl FnMut(&'static str, &Sample),
     ) -> anyhow::Result<()> {
         if let Some(floor) = floor {
-            let (sample, latencies) = pair.run_floor(&self.load, floor.strategy)?;
+            let (sample, latencies) = pair.run_floor(&self.load, floor.floor)?;
             note("the floor", &sample);
             floor.samples.0.push(sample);
             floor.latencies.push(latencies);
@@ -168,27 +169,28 @@ impl Series {
     fn calibrate(
         &self,
         pair: &mut Pair,
-        mut tried: impl FnMut(Strategy, &Sample),
-    ) -> anyhow::Result<Strategy> {
+        mut tried: impl FnMut(Floor, &Sample),
+    ) -> anyhow::Result<Floor> {
         if self.load.pace != Pace::Bulk {
-            let (warm_up, _) = pair.run_floor(&self.load, Strategy::PACED)?;
-            tried(Strategy::PACED, &warm_up);
-            return Ok(Strategy::PACED);
+            let paced = Floor::Tcp(Strategy::PACED);
+            let (warm_up, _) = pair.run_floor(&self.load, paced)?;
+            tried(paced, &warm_up);
+            return Ok(paced);
         }
-        let mut best: Option<(f64, Strategy)> = None;
-        for strategy in Strategy::ALL {
+        let mut best: Option<(f64, Floor)> = None;
+        for floor in pair.floors() {
             let mut samples = Samples::default();
             for _ in 0..TRIES {
-                let (sample, _) = pair.run_floor(&self.load, strategy)?;
-                tried(strategy, &sample);
+                let (sample, _) = pair.run_floor(&self.load, floor)?;
+                tried(floor, &sample);
                 samples.0.push(sample);
             }
             let gbps = samples.gbps(self.shape.bytes())?;
             if best.is_none_or(|(best_gbps, _)| gbps > best_gbps) {
-                best = Some((gbps, strategy));
+                best = Some((gbps, floor));
             }
         }
-        best.map(|(_, strategy)| strategy).context("the floor has no strategy")
+        best.map(|(_, floor)| floor).context("the floor has no strategy")
     }
 
     fn figures(&self, measured: &Measured) -> anyhow::Result<Run> {
@@ -219,6 +221,7 @@ impl Series {
             system: SYSTEM,
             transport: facts.transport,
             lanes: facts.lanes,
+            memory: self.memory,
             op: self.load.op,
             pace: self.load.pace,
             block_bytes: self.shape.block_bytes,
@@ -259,7 +262,7 @@ impl Series {
             p50_of_floor_min: p50_range.map(|(smallest, _)| smallest),
             p50_of_floor_max: p50_range.map(|(_, largest)| largest),
             p99_of_floor: floor_times.map(|floor| times.p99_us / floor.p99_us),
-            floor_strategy: floor.map(|floor| floor.strategy.to_string()),
+            floor_strategy: floor.map(|floor| floor.floor.to_string()),
             floor_cpu_s_per_gib: floor
                 .map(|floor| floor.samples.per_gib(bytes, cpu))
                 .transpose()?,

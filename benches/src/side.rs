@@ -6,7 +6,8 @@ use anyhow::{Context, ensure};
 use kvferry_engine::{Access, Engine, Layout, LayoutView, Region, Registry};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::Transport;
+use crate::cli::{Memory, Transport};
+use crate::floor::Twin;
 use crate::pattern::{Mismatch, Pattern};
 use crate::shape::{End, Placement, Shape};
 
@@ -31,6 +32,9 @@ pub(crate) struct Setup {
     /// What may carry them.
     #[serde(default)]
     pub(crate) transport: Transport,
+    /// What the region is of.
+    #[serde(default)]
+    pub(crate) memory: Memory,
 }
 
 /// One process's part of the benchmark.
@@ -50,9 +54,7 @@ impl Side {
     /// that every engine has. Whoever connects may read and write a target's region.
     pub(crate) fn start(end: End, setup: Setup, host: IpAddr) -> anyhow::Result<Self> {
         let registry = Registry::new();
-        let region = registry
-            .allocate(setup.region_bytes)
-            .with_context(|| format!("{} bytes are needed: move less", setup.region_bytes))?;
+        let region = setup.memory.region(&registry, setup.region_bytes)?;
         if end == End::Target {
             region.share(Access::ReadWrite).context("sharing the region")?;
         }
@@ -135,5 +137,14 @@ impl Side {
 
     pub(crate) fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// A twin of the region in this process.
+    pub(crate) fn twin(&self) -> anyhow::Result<Twin> {
+        Twin::of(&self.region, self.setup.memory)
+    }
+
+    pub(crate) fn memory(&self) -> Memory {
+        self.setup.memory
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 
-use crate::cli::{MeasureArgs, OpChoice, TransferArgs};
+use crate::cli::{MeasureArgs, OpChoice, TransferArgs, Transport};
 use crate::control::Whereabouts;
 use crate::iperf::Judge;
 use crate::output::Outputs;
@@ -36,6 +36,10 @@ pub(crate) struct Combination {
 }
 
 impl Combination {
+    fn is_bulk(&self) -> bool {
+        self.load.pace == Pace::Bulk
+    }
+
     /// Transfers of an iteration, at most.
     fn transfers(&self) -> u64 {
         match self.load.transfer_blocks {
@@ -171,16 +175,25 @@ pub(crate) fn measure(
         "{timed} transfers are too many to be timed for one row, at most {MOST_TIMED} can be: set \
          fewer --iterations"
     );
-    let transport = args.carrier()?;
-    let setup = Setup { region_bytes, seed: args.seed, contiguous: args.contiguous, transport };
+    let transport = args.carrier();
+    let (seed, contiguous, memory) = (args.seed, args.contiguous, args.memory);
+    ensure!(
+        !args.floor
+            || transport != Transport::Local
+            || combinations.iter().all(Combination::is_bulk),
+        "--floor with --transport local copies bulk transfers: leave --pace out, or one of the two"
+    );
+    let setup = Setup { region_bytes, seed, contiguous, transport, memory };
     // First, for a pair that cannot start is found out at once.
     let mut pair = Pair::start(setup, other)?;
-    let judge = match (&other.whereabouts, args.floor) {
+    let judge = match (&other.whereabouts, args.floor && transport == Transport::Tcp) {
         (_, false) => Judge::NotAsked,
         (Whereabouts::There(_), true) => Judge::Elsewhere,
         (Whereabouts::Here, true) => Judge::ask(),
     };
-    if args.floor {
+    if args.floor && transport == Transport::Local {
+        pair.make_twin()?;
+    } else if args.floor {
         let threads = combinations.iter().map(|one| one.load.threads).max();
         pair.open_floor(threads.context("nothing to move")?)?;
     }
@@ -195,6 +208,7 @@ pub(crate) fn measure(
             shape: *shape,
             load: *load,
             transport,
+            memory,
             iterations: args.iterations,
             floor: args.floor,
             contiguous: args.contiguous,

@@ -76,8 +76,9 @@ fn heading(args: &MeasureArgs, runs: &[Run]) -> String {
         if runs.iter().all(|run| run.verified) { "every byte verified" } else { "NOT VERIFIED" };
     let iterations = args.iterations;
     let plural = if iterations == 1 { "" } else { "s" };
+    let memory = args.memory;
     format!(
-        "{transport} between two processes, up to {lanes} lanes open, {order} blocks, \
-         {iterations} iteration{plural}, {verified}\n\n"
+        "{transport} between two processes, up to {lanes} lanes open, {order} blocks in {memory} \
+         memory, {iterations} iteration{plural}, {verified}\n\n"
     )
 }

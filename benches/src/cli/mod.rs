@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use shared::{MeasureArgs, OtherArgs, OutputArgs};
-pub(crate) use values::{Dtype, Op, OpChoice, PagePattern, Sink, Transport};
+pub(crate) use values::{Dtype, Memory, Op, OpChoice, PagePattern, Sink, Transport};
 
 use crate::pace::Pace;
 use crate::size::Size;
@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Model(Box<ModelArgs>),
     /// Matrices of bytes between processes of this host, alone and at once
     Matrix(MatrixArgs),
+    /// By which way memory is copied fastest within this host
+    Ways(WaysArgs),
     /// Draw the figures of earlier runs
     Plot(PlotArgs),
     /// Move a model's KV cache between two processes: a first look, in a few seconds
@@ -56,7 +58,8 @@ iteration and compared, every byte, after it; neither is timed. A first iteratio
 not counted.
 
 With --floor, every iteration is done once more by code with one purpose: the same blocks, memory
-and threads over plain TCP connections. The strategy that proves best in a short calibration is
+and threads over plain TCP connections, or, for --transport local, copied within one process: from
+a mapping, or memory that cannot be mapped by process_vm_readv or a Unix socket. The strategy that proves best in a short calibration is
 used and named. The ratio is the median over pairs of neighbouring runs. Where iperf3 is installed
 it says whether that floor deserves the name; between two hosts it is not asked.
 
@@ -254,6 +257,31 @@ pub(crate) struct MatrixArgs {
     /// Write the figures as JSON, `-` for standard output: {"patterns": [..]}
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<Sink>,
+}
+
+/// Settings of `kvbench ways`.
+#[derive(Debug, Args)]
+pub(crate) struct WaysArgs {
+    /// Block sizes
+    #[arg(
+        long,
+        value_name = "SIZE,..",
+        value_delimiter = ',',
+        default_value = "1KiB,2KiB,4KiB,8KiB,16KiB,64KiB,1MiB"
+    )]
+    pub(crate) block_size: Vec<Size>,
+    /// How much is copied in an iteration
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    pub(crate) total: Size,
+    /// Threads that copy; a socket has as many at either end
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) threads: u32,
+    /// Iterations of each
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) iterations: u32,
+    /// What blocks are shuffled and filled from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
 }
 
 /// Settings of `kvbench plot`.

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::Args;
 
-use super::values::{OpChoice, Sink, Transport};
+use super::values::{Memory, OpChoice, Sink, Transport};
 use crate::control::Whereabouts;
 use crate::pair::{Other, PATIENCE_S};
 
@@ -33,7 +32,11 @@ pub(crate) struct MeasureArgs {
     /// Counted iterations of each combination
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: u32,
-    /// Measure the floor beside it: the same work over plain TCP connections
+    /// What the blocks lie in, at both ends
+    #[arg(long, value_enum, default_value_t = Memory::Shared)]
+    pub(crate) memory: Memory,
+    /// Measure the floor beside it: the same work over plain TCP connections, or for --transport
+    /// local the same blocks copied within one process
     #[arg(long)]
     pub(crate) floor: bool,
     /// What blocks are shuffled and filled from
@@ -42,14 +45,10 @@ pub(crate) struct MeasureArgs {
 }
 
 impl MeasureArgs {
-    /// What is to carry the blocks. The floor is TCP connections, and none for anything else.
-    pub(crate) fn carrier(&self) -> anyhow::Result<Transport> {
-        ensure!(
-            !self.floor || self.transport != Transport::Local,
-            "--floor is plain TCP connections, which is no floor for --transport local: leave one out"
-        );
+    /// What is to carry the blocks. There is one floor for each, and so none for a choice.
+    pub(crate) fn carrier(&self) -> Transport {
         let is_choice = self.transport == Transport::Auto;
-        Ok(if self.floor && is_choice { Transport::Tcp } else { self.transport })
+        if self.floor && is_choice { Transport::Tcp } else { self.transport }
     }
 }
 

@@ -5,8 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use anyhow::Context;
 use clap::ValueEnum;
-use kvferry_engine::Transports;
+use kvferry_engine::{Access, Pages, Region, Registry, Transports};
 use serde::{Deserialize, Serialize};
 
 /// Which way the blocks go, from the process that asks.
@@ -89,6 +90,48 @@ impl Transport {
             Self::Tcp => Transports::Only(kvferry_engine::Transport::Tcp),
             Self::Local => Transports::Only(kvferry_engine::Transport::Local),
         }
+    }
+}
+
+/// What the blocks lie in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Memory {
+    /// The engine's own allocation, in huge pages where there are some: processes of one host map it
+    #[default]
+    Shared,
+    /// Memory that no other process can map, in pages of 4 KiB
+    Foreign,
+    /// The same in huge pages
+    ForeignHuge,
+}
+
+impl Memory {
+    /// A region of it.
+    pub(crate) fn region(self, registry: &Registry, bytes: u64) -> anyhow::Result<Region> {
+        let pages = match self {
+            Self::Shared => None,
+            Self::Foreign => Some(Pages::Small),
+            Self::ForeignHuge => Some(Pages::Huge),
+        };
+        let had = match pages {
+            None => registry.allocate(bytes),
+            Some(pages) => {
+                let memory = kvferry_engine::Memory::anonymous(usize::try_from(bytes)?, pages)?;
+                registry.register(memory, Access::ReadWrite)
+            }
+        };
+        had.with_context(|| format!("{bytes} bytes are needed: move less"))
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Shared => "shared",
+            Self::Foreign => "foreign",
+            Self::ForeignHuge => "foreign-huge",
+        })
     }
 }
 

@@ -5,8 +5,12 @@
 //! connection and transfer: from the target when the last block is in place (write), or to it to
 //! begin, and from it when it has sent all (read). The blocks, the regions and their pages, the
 //! processes and the number of threads are the engine's, and so is the pace.
+//!
+//! Where the engine moves blocks within one host, the floor is no connection but a copy within one
+//! process: `copying`.
 
 mod connections;
+mod copying;
 mod flow;
 mod slices;
 
@@ -21,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::Op;
 use crate::pace::{MOST_TRANSFERS, Pace};
 pub(crate) use connections::Connections;
+pub(crate) use copying::{Twin, Way};
 pub(crate) use flow::Worker;
 
 /// How the floor goes about it.
@@ -59,6 +64,24 @@ impl fmt::Display for Strategy {
         let plural = if connections == 1 { "" } else { "s" };
         let wait = if self.spins { "spins 50 us, then polls" } else { "polls" };
         write!(f, "{connections} connection{plural} a thread, receiver {wait}")
+    }
+}
+
+/// What the floor does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Floor {
+    /// Connections between the two processes.
+    Tcp(Strategy),
+    /// Copies within one.
+    Local(Way),
+}
+
+impl fmt::Display for Floor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(strategy) => strategy.fmt(f),
+            Self::Local(way) => write!(f, "one process, {way}"),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 
 use super::layout::Plan;
-use crate::cli::Transport;
+use crate::cli::{Memory, Transport};
 use crate::control::{Answer, Cell, Link, Order, Whereabouts, unexpected};
 use crate::memory;
 use crate::pattern::Mismatch;
@@ -49,6 +49,7 @@ impl Ranks {
                 seed,
                 contiguous: true,
                 transport: Transport::Auto,
+                memory: Memory::Shared,
             }))?;
             links.push((link, region_bytes));
         }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::program::{is_positive, measured, refused};
+use crate::program::{is_positive, kvbench, measured, refused};
 
 /// What every run has.
 const FIGURES: [&str; 13] = [
@@ -168,6 +168,40 @@ fn what_was_demanded_is_what_carries() {
 }
 
 #[test]
+fn the_floor_within_one_host_copies_the_same_blocks_in_one_process_whatever_they_lie_in() {
+    for memory in ["shared", "foreign", "foreign-huge"] {
+        let (runs, _) = measured(&[
+            "transfer",
+            "--transport=local",
+            &format!("--memory={memory}"),
+            "--block-size=4KiB,100000",
+            "--total=3MiB",
+            "--threads=1,2",
+            "--iterations=1",
+            "--floor",
+        ]);
+        assert_eq!(runs.len(), 8);
+        for run in &runs {
+            assert_eq!((&run["transport"], &run["verified"]), (&"local".into(), &true.into()));
+            assert!(is_positive(&run["floor_gbps"]) && is_positive(&run["floor_ratio"]), "{run}");
+            assert_eq!(run["memory"], memory.replace('-', "_"));
+            assert!(run["floor_strategy"].as_str().unwrap().starts_with("one process"), "{run}");
+        }
+    }
+}
+
+#[test]
+fn the_ways_within_one_host_are_compared_for_each_kind_of_memory() {
+    let output = kvbench(&["ways", "--total=1MiB", "--iterations=1", "--block-size=4KiB,64KiB"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(table.lines().count(), 1 + 2 * (2 + 2 + 1), "{table}");
+    for words in ["process_vm_readv", "a Unix socket", "copied from a mapping", "foreign-huge"] {
+        assert!(table.contains(words), "{words} is not in: {table}");
+    }
+}
+
+#[test]
 fn settings_that_cannot_be_are_refused_by_name() {
     for size in ["4K", "1.5MiB", "potato", "0"] {
         let said = refused(&["transfer", "--block-size", size]);
@@ -181,7 +215,7 @@ fn settings_that_cannot_be_are_refused_by_name() {
     assert!(said.contains("push") && said.contains("write"), "{said}");
     let said = refused(&["transfer", "--transport", "pigeon"]);
     assert!(said.contains("pigeon") && said.contains("tcp"), "{said}");
-    let said = refused(&["transfer", "--transport", "local", "--floor"]);
+    let said = refused(&["transfer", "--transport", "local", "--floor", "--pace", "hot"]);
     assert!(said.contains("--floor") && said.contains("--transport local"), "{said}");
     let said = refused(&["transfer", "--blocks", "65537"]);
     assert!(said.contains("65537") && said.contains("65536"), "{said}");
