@@ -45,7 +45,8 @@ pub type Ended = Result<Report, TransferError>;
 #[derive(Default)]
 struct State {
     ended: Option<Ended>,
-    waker: Option<Waker>,
+    /// Of all tasks that wait, each once.
+    wakers: Vec<Waker>,
     /// Dropped at the end: the reading end then reports end of file.
     pipe: Option<PipeWriter>,
 }
@@ -69,12 +70,12 @@ impl Completion {
         }
         state.ended = Some(ended);
         self.is_over.store(true, Ordering::Release);
-        let waker = state.waker.take();
+        let wakers = std::mem::take(&mut state.wakers);
         let pipe = state.pipe.take();
         drop(state);
         self.over.notify_all();
         drop(pipe);
-        if let Some(waker) = waker {
+        for waker in wakers {
             waker.wake();
         }
     }
@@ -190,11 +191,22 @@ impl Future for Transfer {
     type Output = Ended;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended> {
+        Pin::new(&mut &*self).poll(context)
+    }
+}
+
+/// For tasks that share the handle: each of them is woken.
+impl Future for &Transfer {
+    type Output = Ended;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended> {
         let mut state = self.completion().state.lock();
         match &state.ended {
             Some(ended) => Poll::Ready(ended.clone()),
             None => {
-                state.waker = Some(context.waker().clone());
+                if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                    state.wakers.push(context.waker().clone());
+                }
                 Poll::Pending
             }
         }

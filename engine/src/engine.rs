@@ -1,6 +1,7 @@
 //! The engine: a process's end of everything.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,6 +34,7 @@ const DRAIN: Duration = Duration::from_millis(500);
 pub struct Engine {
     core: Arc<Core>,
     addresses: Addresses,
+    tasks: Tasks,
     stop: watch::Sender<bool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -59,7 +61,8 @@ impl Engine {
         thread: JoinHandle<()>,
     ) -> Self {
         runtime.spawn(sweep(core.clone()));
-        Self { core, addresses, stop, thread: Mutex::new(Some(thread)) }
+        let tasks = Tasks(runtime.clone());
+        Self { core, addresses, tasks, stop, thread: Mutex::new(Some(thread)) }
     }
 
     /// Leaves the control thread to end by itself.
@@ -110,6 +113,22 @@ impl Engine {
         let peer = Peer(self.core.peer(endpoint)?);
         peer.ready().await?;
         Ok(peer)
+    }
+
+    /// The engine at an address, without connecting to it: it is known once [`Peer::ready`] has
+    /// returned, or a transfer to it was submitted that way before. The same address gives the same
+    /// peer.
+    ///
+    /// # Errors
+    /// [`Error::Address`], or [`Error::Shutdown`].
+    pub fn peer(&self, address: impl IntoEndpoint) -> Result<Peer, Error> {
+        Ok(Peer(self.core.peer(address.into_endpoint()?)?))
+    }
+
+    /// Where a program can have something of its own done, beside the engine.
+    #[must_use]
+    pub fn tasks(&self) -> &Tasks {
+        &self.tasks
     }
 
     /// Grants the engine `peer` `access` to `spans` of this process for `ttl`.
@@ -195,6 +214,18 @@ impl fmt::Debug for Engine {
             .field("address", &self.addresses.control)
             .field("status", &self.status())
             .finish_non_exhaustive()
+    }
+}
+
+/// A way to the thread of an engine's control path, for tasks that wait and do not compute: what they
+/// do there holds up handshakes. A task ends with the engine, wherever it is then.
+#[derive(Clone, Debug)]
+pub struct Tasks(Handle);
+
+impl Tasks {
+    /// Starts a task. After the engine's end it is dropped at once.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.spawn(task);
     }
 }
 

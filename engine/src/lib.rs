@@ -89,7 +89,7 @@ struct Readme;
 
 pub use builder::EngineBuilder;
 pub use completion::{Ended, Report, Transfer};
-pub use engine::{Engine, EngineStatus};
+pub use engine::{Engine, EngineStatus, Tasks};
 pub use error::{Error, Remote, TransferError};
 pub use inbox::Notification;
 pub use net::{Endpoint, IntoEndpoint};
@@ -102,5 +102,7 @@ pub use transports::{Transport, Transports};
 /// Memory to register: allocated, foreign, or a mapped file.
 pub use kvferry_transport::memory::{Location, Memory, MemoryError, Pages};
 
+/// What a peer says of a slice.
+pub use kvferry_proto::frame::Status;
 /// Identities and access, as they are on the wire.
 pub use kvferry_proto::{Access, GrantId, Incarnation, RegionId, TransferId};

@@ -155,7 +155,10 @@ async fn a_part_of_a_region_does_not_share_the_whole() {
     let error = part.share(Access::Read).unwrap_err();
     assert!(matches!(error, Error::PartOfRegion { length: 4096, .. }), "{error}");
     assert_eq!(registry.grant_count(), 0);
-    whole.share(Access::Read).unwrap();
+    let shared = whole.share(Access::Read).unwrap();
+    assert_eq!(part.share(Access::Read).unwrap(), shared, "it is shared with the whole");
+    let error = part.share(Access::Write).unwrap_err();
+    assert!(matches!(error, Error::PartOfRegion { length: 4096, .. }), "{error}");
 }
 
 #[tokio::test]

@@ -314,7 +314,8 @@ impl Region {
     }
 
     /// Grants every peer `access` to the whole region until it is unregistered: what engines that
-    /// register memory and hand out its address expect. What was shared before stays shared.
+    /// register memory and hand out its address expect. What was shared before stays shared; a part
+    /// of what is shared for this access already is shared, too.
     ///
     /// # Errors
     /// [`Error::AccessConflict`] when the region is not registered for it,
@@ -323,16 +324,16 @@ impl Region {
     pub fn share(&self, access: Access) -> Result<GrantId, Error> {
         self.check_access(access)?;
         let region_length = self.inner.length();
-        if self.length != region_length {
-            let (region, length) = (self.inner.id, self.length);
-            return Err(Error::PartOfRegion { region, length, region_length });
-        }
         let mut state = self.inner.state.lock();
         if state.closing {
             return Err(Error::Unregistered { region: self.inner.id });
         }
         if let Some(grant) = state.standing.iter().find(|grant| grant.access.permits(access)) {
             return Ok(grant.id);
+        }
+        if self.length != region_length {
+            let (region, length) = (self.inner.id, self.length);
+            return Err(Error::PartOfRegion { region, length, region_length });
         }
         // Peers are told of one grant, which has to permit all that was shared.
         let access = if state.standing.is_empty() { access } else { Access::ReadWrite };

@@ -221,6 +221,9 @@ impl Known<'_> {
         remote: &'a RemoteSpans,
         remotes: &mut Numbering<RegionId, (GrantId, RegionId)>,
     ) -> Result<Vec<Piece<'a>>, Error> {
+        if let Some(owner) = remote.owner {
+            self.check_current(owner)?;
+        }
         let grant = remote.grant.as_deref();
         let mut number = |incarnation: Incarnation, region: RegionId| {
             self.check_current(incarnation)?;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use kvferry_proto::Incarnation;
+
 use crate::registry::{BlockList, Span};
 use crate::remote::{RemoteBlocks, RemoteGrant, RemoteSpan};
 
@@ -22,6 +24,7 @@ pub(crate) enum LocalPiece {
 pub struct RemoteSpans {
     pub(crate) pieces: Vec<RemotePiece>,
     pub(crate) grant: Option<Arc<RemoteGrant>>,
+    pub(crate) owner: Option<Incarnation>,
 }
 
 #[derive(Clone, Debug)]
@@ -48,7 +51,7 @@ impl LocalSpans {
 
 impl RemoteSpans {
     fn of(pieces: Vec<RemotePiece>) -> Self {
-        Self { pieces, grant: None }
+        Self { pieces, grant: None, owner: None }
     }
 
     /// Ranges named by absolute address in the peer's process, each in one region that it shares.
@@ -68,6 +71,14 @@ impl RemoteSpans {
     #[must_use]
     pub fn under(mut self, grant: &Arc<RemoteGrant>) -> Self {
         self.grant = Some(grant.clone());
+        self
+    }
+
+    /// In this incarnation of the peer and no other. Addresses say nothing of whose they are: after
+    /// a restart they may name other memory.
+    #[must_use]
+    pub fn owned_by(mut self, owner: Incarnation) -> Self {
+        self.owner = Some(owner);
         self
     }
 }

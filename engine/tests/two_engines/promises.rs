@@ -157,6 +157,73 @@ async fn absolute_addresses_name_memory_on_both_sides() {
 }
 
 #[tokio::test]
+async fn addresses_of_another_incarnation_are_refused_before_anything_is_sent() {
+    let (owner, initiator, peer) = pair().await;
+    let (here, there) = (initiator.cache.base(), owner.cache.base());
+    let push = |owner| {
+        let remote = RemoteSpans::addresses([(there, 4)]).owned_by(owner);
+        peer.write(LocalSpans::addresses([(here, 4)]), remote)
+    };
+    push(owner.engine.incarnation()).await.unwrap();
+    let error = push(initiator.engine.incarnation()).await.unwrap_err();
+    assert!(matches!(error.cause, Error::StaleHandle { .. }), "{error}");
+    assert_eq!(error.remote, Remote::Untouched);
+}
+
+#[tokio::test]
+async fn a_peer_can_be_named_before_it_is_connected() {
+    let (owner, initiator) = hosts().await;
+    owner.cache.share(Access::ReadWrite).unwrap();
+    let peer = initiator.engine.peer(owner.engine.address()).unwrap();
+    assert_eq!(peer.incarnation(), None);
+    let push = || {
+        let remote = RemoteSpans::addresses([(owner.cache.base(), 4)]);
+        peer.write(LocalSpans::addresses([(initiator.cache.base(), 4)]), remote)
+    };
+    let error = push().await.unwrap_err();
+    assert!(matches!(error.cause, Error::Unreachable { .. }), "{error}");
+    peer.ready().await.unwrap();
+    push().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_task_that_shares_a_handle_is_woken() {
+    let (_owner, initiator, peer) = pair().await;
+    let remote = peer.layout("layer.0").unwrap();
+    let push = peer.write(initiator.layer.blocks(0..300), remote.blocks(0..300));
+    let transfer = Arc::new(push.submit().unwrap());
+    let tasks: Vec<_> = (0..3)
+        .map(|_| {
+            let transfer = transfer.clone();
+            tokio::spawn(async move { (&*transfer).await.unwrap().bytes })
+        })
+        .collect();
+    for task in tasks {
+        assert_eq!(task.await.unwrap(), 300 * BLOCK);
+    }
+    assert!(transfer.poll().unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn a_task_runs_beside_an_engine_and_ends_with_it() {
+    let (owner, _initiator) = hosts().await;
+    let tasks = owner.engine.tasks().clone();
+    let (ran, running) = tokio::sync::oneshot::channel();
+    let (held, ended) = tokio::sync::oneshot::channel::<()>();
+    tasks.spawn(async move {
+        ran.send(()).unwrap();
+        std::future::pending::<()>().await;
+        drop(held);
+    });
+    running.await.unwrap();
+    owner.engine.shutdown(Duration::ZERO);
+    ended.await.unwrap_err();
+    let (held, ended) = tokio::sync::oneshot::channel::<()>();
+    tasks.spawn(async move { drop(held) });
+    ended.await.unwrap_err();
+}
+
+#[tokio::test]
 async fn a_transfer_is_polled_and_waited_for_on_a_plain_thread() {
     let (_owner, initiator, peer) = pair().await;
     let remote = peer.layout("layer.0").unwrap();
