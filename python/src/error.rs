@@ -1,0 +1,74 @@
+//! From the engine's errors to exceptions: `kvferry/_errors.py` has the classes.
+
+use kvferry_engine::{Error, TransferError};
+use pyo3::prelude::*;
+
+/// The class for an error.
+fn class_of(error: &Error) -> &'static str {
+    match error {
+        Error::Memory(_)
+        | Error::PartialOverlap { .. }
+        | Error::AccessConflict { .. }
+        | Error::PartOfRegion { .. }
+        | Error::NotRegistered { .. }
+        | Error::Unregistered { .. }
+        | Error::BadLayout { .. }
+        | Error::NameTaken { .. }
+        | Error::NameTooLong { .. } => "RegistrationError",
+        Error::NoSuchLayout { .. } | Error::NotShared { .. } => "NotSharedError",
+        Error::NotGranted { .. } | Error::OutsideGrant { .. } | Error::Ticket(_) => {
+            "NotGrantedError"
+        }
+        Error::OutOfBounds { .. }
+        | Error::NoSuchBlock { .. }
+        | Error::CountMismatch { .. }
+        | Error::LengthMismatch { .. }
+        | Error::NotificationTooLong { .. } => "RequestError",
+        Error::StaleHandle { .. } | Error::PeerRestarted { .. } => "PeerRestartedError",
+        Error::Unreachable { .. }
+        | Error::Version { .. }
+        | Error::NoTransport { .. }
+        | Error::NotLocal { .. }
+        | Error::LaneRefused { .. } => "UnreachableError",
+        Error::Address { .. }
+        | Error::Bind { .. }
+        | Error::Setting { .. }
+        | Error::UnknownTransport { .. }
+        | Error::RunDirectory(_) => "SettingError",
+        Error::Deadline { .. } => "DeadlineError",
+        Error::Cancelled => "CancelledError",
+        Error::Refused { .. } | Error::SourceReleased { .. } => "RefusedError",
+        Error::ChecksumMismatch { .. } => "ChecksumError",
+        Error::MemoryFault | Error::RegionWithdrawn => "MemoryGoneError",
+        Error::Shutdown => "ShutdownError",
+        Error::Backpressure { .. } => "BackpressureError",
+        Error::Protocol { .. } => "ProtocolError",
+        _ => "Error",
+    }
+}
+
+fn exception(py: Python<'_>, class: &str, message: String, cause: &Error) -> PyResult<PyErr> {
+    let class = py.import("kvferry._errors")?.getattr(class)?;
+    let exception = class.call1((message,))?;
+    exception.setattr("retryable", cause.is_retryable())?;
+    exception.setattr("backpressure", cause.is_backpressure())?;
+    Ok(PyErr::from_value(exception))
+}
+
+/// An exception for an error.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    exception(py, class_of(error), error.to_string(), error).unwrap_or_else(|broken| broken)
+}
+
+/// An exception for a transfer's error: of the cause's class, with what is known of the peer's memory.
+pub(crate) fn raise_transfer(py: Python<'_>, error: &TransferError) -> PyErr {
+    let exception = || -> PyResult<PyErr> {
+        let exception = exception(py, class_of(&error.cause), error.to_string(), &error.cause)?;
+        let value = exception.value(py);
+        value.setattr("transfer", error.transfer.map(|id| id.0))?;
+        value.setattr("peer", error.peer.to_string())?;
+        value.setattr("remote", error.remote.to_string())?;
+        Ok(exception)
+    };
+    exception().unwrap_or_else(|broken| broken)
+}

@@ -1,0 +1,299 @@
+"""The typed interface, between two processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import kvferry
+import numpy as np
+import pytest
+from other import Other, Pipe
+from patience import until
+
+BLOCK = 4096
+BLOCKS = 256
+ADDRESS = "127.0.0.1:0"
+
+
+def pattern(blocks: int = BLOCKS) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Blocks that can be told from each other."""
+    return np.repeat(np.arange(blocks, dtype=np.uint32), BLOCK // 4).view(np.uint8)
+
+
+def source(pipe: Pipe, access: str = "read_write") -> None:
+    """Shares a layout "cache" and says where it is; ends when told to."""
+    with kvferry.Engine(listen=ADDRESS) as engine:
+        memory = pattern()
+        with kvferry.process_registry().register(memory) as region:
+            region.layout(BLOCK).publish("cache")
+            region.share(access)  # type: ignore[arg-type]
+            pipe.tell((engine.address, region.address))
+            while (asked := pipe.hear()) is not None:
+                if asked == "memory":
+                    pipe.tell(memory.tobytes())
+                if asked == "notification":
+                    came = engine.next_notification(timeout=30)
+                    pipe.tell((came.sender, came.message))
+
+
+def test_blocks_are_pulled_and_pushed_between_processes(another: Callable[..., Other]) -> None:
+    other = another(source)
+    address, _ = other.hear()
+    memory = np.zeros(BLOCKS * BLOCK, np.uint8)
+    with kvferry.Engine(listen=ADDRESS) as engine, kvferry.process_registry().register(memory) as region:
+        peer = engine.connect(address)
+        ours, theirs = region.layout(BLOCK), peer.layout("cache")
+        order = np.random.default_rng(1).permutation(BLOCKS)
+        report = peer.read(theirs.blocks(order), ours.blocks(range(BLOCKS)), notify=b"pulled").wait()
+        assert report.bytes == memory.nbytes and report.pairs == BLOCKS
+        assert np.array_equal(memory.view(np.uint32)[:: BLOCK // 4], order)
+        other.tell("notification")
+        assert other.hear() == (engine.incarnation, b"pulled")
+
+        memory[:] = 0xA5
+        peer.write(ours.blocks([0, 1]), theirs.blocks([7, 9]), checksum=True).wait()
+        other.tell("memory")
+        seen = np.frombuffer(other.hear(), np.uint8).reshape(BLOCKS, BLOCK)
+        expected = pattern().reshape(BLOCKS, BLOCK)
+        expected[[7, 9]] = 0xA5
+        assert np.array_equal(seen, expected)
+    other.tell(None)
+    assert other.end() == 0
+
+
+def test_transfers_connections_and_notifications_can_be_awaited(another: Callable[..., Other]) -> None:
+    other = another(source)
+    address, _ = other.hear()
+
+    async def pull(region: kvferry.Region, engine: kvferry.Engine) -> None:
+        peer = await engine.connect_async(address)
+        await peer.ready_async()
+        theirs, ours = peer.layout("cache"), region.layout(BLOCK)
+        pulls = [peer.read(theirs.blocks([n]), ours.blocks([n])) for n in range(BLOCKS)]
+        reports = await asyncio.gather(*(asyncio.ensure_future(_awaited(one)) for one in pulls))
+        assert sum(report.bytes for report in reports) == len(region)
+        one = peer.read(theirs.blocks(range(BLOCKS)), ours.blocks(range(BLOCKS)))
+        twice = await asyncio.gather(
+            asyncio.ensure_future(_awaited(one)), asyncio.ensure_future(_awaited(one))
+        )
+        assert [report.transfer for report in twice] == [one.id] * 2
+        # One that is given up takes nothing away from the next.
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_awaited(engine.next_notification_async()), 0.01)
+        back = engine.peer(engine.address)
+        await back.ready_async()
+        await back.notify(b"to itself")
+        assert (await engine.next_notification_async()).message == b"to itself"
+
+    with (
+        kvferry.Engine(listen=ADDRESS) as engine,
+        kvferry.process_registry().allocate(BLOCKS * BLOCK) as region,
+    ):
+        asyncio.run(pull(region, engine))
+        assert region.read(0, len(region)) == pattern().tobytes()
+
+
+async def _awaited(what: Any) -> Any:
+    return await what
+
+
+def test_errors_say_what_can_be_done_about_them(another: Callable[..., Other]) -> None:
+    other = another(source, "read")
+    address, _ = other.hear()
+    with kvferry.Engine(listen=ADDRESS) as engine, kvferry.Registry().allocate(BLOCK) as elsewhere:
+        with pytest.raises(kvferry.SettingError):
+            engine.connect("no port")
+        with pytest.raises(kvferry.UnreachableError) as unreachable:
+            engine.connect("127.0.0.1:1")
+        assert unreachable.value.retryable
+        peer = engine.connect(address)
+        with pytest.raises(kvferry.NotSharedError):
+            peer.layout("nothing")
+        with kvferry.process_registry().allocate(2 * BLOCK) as region:
+            ours, theirs = region.layout(BLOCK), peer.layout("cache")
+            with pytest.raises(kvferry.NotGrantedError) as refused:
+                peer.write(ours.blocks([0]), theirs.blocks([0]))
+            assert refused.value.remote == "untouched" and refused.value.peer == address
+            with pytest.raises(kvferry.RequestError):
+                peer.read(theirs.blocks([0, 1]), ours.blocks([0]))
+            with pytest.raises(kvferry.RequestError):
+                peer.read(theirs.blocks([0]), ours.blocks([2]))
+            with pytest.raises(kvferry.DeadlineError):
+                peer.read(theirs.blocks([0]), ours.blocks([0]), deadline=0.0).wait()
+        with pytest.raises(ValueError, match="-1"):
+            theirs.blocks([-1])
+        with pytest.raises(TypeError, match="side of a transfer"):
+            peer.read(b"memory", elsewhere.whole())  # type: ignore[arg-type]
+    with pytest.raises(kvferry.ShutdownError):
+        engine.connect(address)
+    with pytest.raises(ValueError, match="no setting"):
+        kvferry.Engine(lsten=ADDRESS)  # type: ignore[call-arg]
+
+
+def granted(pipe: Pipe) -> None:
+    """Grants two blocks to whom it is told, and revokes them when told to."""
+    with kvferry.Engine(listen=ADDRESS) as engine, kvferry.process_registry().allocate(4 * BLOCK) as region:
+        pipe.tell(engine.address)
+        peer = pipe.hear()
+        with engine.grant(
+            [region.span(0, BLOCK), region.span(2 * BLOCK, BLOCK)], peer, "write", 60.0
+        ) as grant:
+            pipe.tell(grant.ticket)
+            pipe.hear()
+        pipe.tell(region.read(0, len(region)))
+        pipe.hear()
+        pipe.tell(region.read(0, len(region)))
+
+
+def test_what_is_granted_can_be_written_until_it_is_revoked(another: Callable[..., Other]) -> None:
+    other = another(granted)
+    address = other.hear()
+    with kvferry.Engine(listen=ADDRESS) as engine, kvferry.process_registry().allocate(2 * BLOCK) as region:
+        peer = engine.connect(address)
+        other.tell(engine.incarnation)
+        grant = kvferry.RemoteGrant(other.hear())
+        assert grant.owner == peer.incarnation and 0 < grant.remaining <= 60
+        region.write(0, b"x" * 2 * BLOCK)
+        peer.write([region.span(0, BLOCK), region.span(BLOCK, BLOCK)], grant).wait()
+        other.tell()
+        assert other.hear() == (b"x" * BLOCK + bytes(BLOCK)) * 2
+        region.write(0, b"y" * 2 * BLOCK)
+        with pytest.raises(kvferry.RefusedError):
+            peer.write([region.span(0, BLOCK), region.span(BLOCK, BLOCK)], grant).wait()
+        other.tell()
+        assert b"y" not in other.hear()
+
+
+def test_registered_memory_is_kept_alive_and_given_back() -> None:
+    registry = kvferry.Registry()
+    memory = bytearray(BLOCK)
+    region = registry.register(memory)
+    with pytest.raises(BufferError):
+        memory.extend(b"grows, and would move")
+    assert region.unregister() == [] and not region.registered
+    memory.extend(b"grows")
+    array = np.zeros(BLOCK, np.uint8)
+    references = sys.getrefcount(array)
+    region = registry.register(array)
+    assert sys.getrefcount(array) > references
+    del region
+    gc.collect()
+    assert sys.getrefcount(array) == references and registry.region_count == 0
+    with pytest.raises(BufferError, match="read-only"):
+        registry.register(bytes(BLOCK))
+    with pytest.raises(BufferError, match="contiguous"):
+        registry.register(np.zeros((8, 8))[:, 0])
+    with pytest.raises(TypeError, match="no memory"):
+        registry.register(object())  # type: ignore[arg-type]
+
+
+def test_memory_of_the_engine_is_seen_without_copies_and_outlives_its_registration() -> None:
+    region = kvferry.Registry().allocate(BLOCK)
+    view = np.frombuffer(memoryview(region), np.uint8)
+    assert view.ctypes.data == region.address
+    view[:3] = [1, 2, 3]
+    assert region.read(0, 3) == b"\1\2\3"
+    region.unregister()
+    view[0] = 9
+    assert view[0] == 9
+
+
+def test_a_wait_ends_at_once_when_it_is_interrupted(another: Callable[..., Other]) -> None:
+    other = another(source)
+    address, _ = other.hear()
+    with kvferry.Engine(listen=ADDRESS) as engine, kvferry.process_registry().allocate(BLOCK) as region:
+        peer = engine.connect(address)
+        theirs = peer.layout("cache")
+        other.stop()
+        waiting = peer.read(theirs.blocks([0]), region.whole(), deadline=50.0)
+        for wait in (waiting.wait, engine.next_notification):
+            began = time.monotonic()
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+            assert time.monotonic() - began < 20
+        with pytest.raises(TimeoutError) as goes_on:
+            waiting.wait(timeout=0.01)
+        assert not isinstance(goes_on.value, kvferry.DeadlineError)
+        other.wake()
+        assert waiting.wait().bytes == BLOCK
+
+
+def test_threads_run_while_one_waits(another: Callable[..., Other]) -> None:
+    with kvferry.Engine(listen=ADDRESS) as engine:
+        waiting = threading.Thread(target=lambda: engine.next_notification(timeout=30))
+        waiting.start()
+        until(waiting.is_alive)
+        # The lock is free, or this would not be reached before the time above is over.
+        back = engine.connect(engine.address)
+        back.notify(b"wake").wait()
+        waiting.join(20)
+        assert not waiting.is_alive()
+
+
+IN_FLIGHT = """
+import os, sys, threading
+import numpy as np
+import kvferry
+
+address, how = sys.argv[1], sys.argv[2]
+engine = kvferry.Engine(listen="127.0.0.1:0")
+memory = np.zeros({bytes}, np.uint8)
+region = kvferry.process_registry().register(memory)
+peer = engine.connect(address)
+theirs = peer.layout("cache")
+there, here = theirs.blocks(range({blocks})), region.layout({block}).blocks(range({blocks}))
+pulls = [peer.read(there, here) for _ in range(64)]
+if how == "waiting":
+    threading.Thread(target=engine.next_notification, daemon=True).start()
+if how == "fork":
+    child = os.fork()
+    if child == 0:
+        try:
+            peer.notify(b"from a child")
+        except kvferry.ShutdownError:
+            sys.exit(0)
+        sys.exit("a child used its parent's engine")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pulls[-1].wait()
+if how == "raise":
+    raise SystemExit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "waiting", "fork", "raise"])
+def test_a_process_that_ends_with_transfers_under_way_ends_well(
+    another: Callable[..., Other], how: str
+) -> None:
+    other = another(source)
+    address, _ = other.hear()
+    script = IN_FLIGHT.format(bytes=BLOCKS * BLOCK, blocks=BLOCKS, block=BLOCK)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, address, how], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_process_ends_well_though_its_peer_is_stopped(another: Callable[..., Other]) -> None:
+    other = another(source)
+    address, _ = other.hear()
+    script = IN_FLIGHT.format(bytes=BLOCKS * BLOCK, blocks=BLOCKS, block=BLOCK)
+    script = script.replace("pulls = ", "os.kill(int(sys.argv[3]), 19)\npulls = ")
+    ended = subprocess.run(
+        [sys.executable, "-c", script, address, "plain", str(other.pid)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    other.wake()
+    assert (ended.returncode, ended.stderr) == (0, "")
