@@ -34,8 +34,16 @@ test-rdma: ## Run what needs RDMA adapters in a virtual machine that has some (S
 test-abi: ## Compare our view of libibverbs with its header (SETUP=1 installs cmake and clang).
 	tests/abi/run
 
+.PHONY: wheel
+wheel: ## Build the Python wheel, with the commands in it, for every Linux from glibc 2.28 on.
+	python/build
+
+.PHONY: test-python
+test-python: ## Install the wheel into an environment of its own and test it (SETUP=1 installs what that needs).
+	python/test
+
 .PHONY: test-all
-test-all: test test-abi test-rdma ## Run every test, those that need set-up included (SETUP=1 does it).
+test-all: test test-python test-abi test-rdma ## Run every test, those that need set-up included (SETUP=1 does it).
 
 .PHONY: lint
 lint: ## Check formatting, clippy, documentation, licences and sources.

@@ -1,0 +1,125 @@
+"""Runs the cases against kvferry's interfaces and the published ones, side by side.
+
+    run.py case INTERFACE NUMBER                      one case, in the interpreter that runs this
+    run.py table --ours PYTHON --published PYTHON     all, and the tables of docs/compat.md
+    run.py check --ours PYTHON --published PYTHON     fails where docs/compat.md says something else
+
+Each case has a process of its own, so that one that crashes or hangs is an outcome, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parent.parent / "docs" / "compat.md"
+TIMEOUT_S = 40
+INTERFACES = {"mooncake": "Mooncake's transfer engine", "nixl": "NIXL's agent"}
+MARK = "outcome: "
+
+
+def run_case(interface: str, number: int) -> None:
+    from cases import outcome
+
+    cases = importlib.import_module(f"{interface}_cases").cases
+    sys.stdout.write(f"\n{MARK}{outcome(cases.all[number].run)}\n")
+    sys.stdout.flush()
+    # What an engine does at the end is not what is compared.
+    os._exit(0)
+
+
+def ask(python: str, side: str, interface: str, number: int) -> str:
+    environment = os.environ | {"KVFERRY_COMPARE_SIDE": side, "KVFERRY_ADVERTISE_HOST": "127.0.0.1"}
+    command = [python, str(HERE / "run.py"), "case", interface, str(number)]
+    try:
+        ran = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    found = [line for line in ran.stdout.splitlines() if line.startswith(MARK)]
+    if not found:
+        sys.stderr.write(f"{interface} {number} on {side}: {ran.returncode}\n{ran.stderr[-2000:]}\n")
+        return "crashes" if ran.returncode < 0 else "does not start"
+    return found[-1].removeprefix(MARK)
+
+
+def names(python: str, interface: str) -> list[tuple[str, str]]:
+    script = f"import {interface}_cases as c; [print(x.name, x.why, sep='\\t') for x in c.cases.all]"
+    environment = os.environ | {"KVFERRY_COMPARE_SIDE": "ours"}
+    told = subprocess.run(
+        [python, "-c", script], cwd=HERE, env=environment, capture_output=True, text=True, check=True
+    )
+    listed = [line.split("\t") for line in told.stdout.splitlines()]
+    return [(name, why) for name, why in listed]
+
+
+def table(arguments: argparse.Namespace, interface: str) -> tuple[list[str], list[str]]:
+    """The lines of a table, and what is wrong with them."""
+    listed = names(arguments.ours, interface)
+    with ThreadPoolExecutor(2) as pool:
+        sides = {
+            side: list(pool.map(lambda n, p=python, s=side: ask(p, s, interface, n), range(len(listed))))
+            for side, python in (("ours", arguments.ours), ("published", arguments.published))
+        }
+    lines, wrong = ["| what | published | kvferry | why |", "|---|---|---|---|"], []
+    for (name, why), ours, published in zip(listed, sides["ours"], sides["published"], strict=True):
+        differs = ours != published
+        if differs and not why:
+            wrong.append(f"{interface}: {name}: {published} is {ours} here, for no reason that is given")
+        if ours in ("hangs", "crashes", "does not start"):
+            wrong.append(f"{interface}: {name}: {ours}")
+        cells = [f"`{cell}`".replace("|", "\\|") for cell in (published, ours)]
+        lines.append(
+            f"| {name} | {cells[0]} | {cells[1] if differs else 'the same'} | {why if differs else ''} |"
+        )
+    return lines, wrong
+
+
+def with_tables(document: str, tables: dict[str, list[str]]) -> str:
+    for interface, lines in tables.items():
+        begin, end = f"<!-- {interface}: begin -->\n", f"<!-- {interface}: end -->"
+        before, _, rest = document.partition(begin)
+        _, _, after = rest.partition(end)
+        document = before + begin + "\n".join(lines) + "\n" + end + after
+    return document
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("case")
+    one.add_argument("interface", choices=INTERFACES)
+    one.add_argument("number", type=int)
+    for name in ("table", "check"):
+        both = commands.add_parser(name)
+        both.add_argument("--ours", required=True, help="an interpreter that has kvferry")
+        both.add_argument("--published", required=True, help="an interpreter that has the published wheels")
+    arguments = parser.parse_args()
+    if arguments.command == "case":
+        return run_case(arguments.interface, arguments.number)
+    tables, wrong = {}, []
+    for interface in INTERFACES:
+        tables[interface], found = table(arguments, interface)
+        wrong += found
+    document = DOCUMENT.read_text()
+    now = with_tables(document, tables)
+    if arguments.command == "table":
+        DOCUMENT.write_text(now)
+    elif now != document:
+        said, found_now = document.splitlines(), now.splitlines()
+        wrong += [f"docs/compat.md does not say: {line}" for line in found_now if line not in said]
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
