@@ -2,7 +2,7 @@
 //! engines (`kvferry.compat`) need so that nothing is done in Python for each descriptor.
 //!
 //! Whatever waits does so without the interpreter's lock, looks for signals every
-//! [`wait::LOOK`], and no thread of the engine ever takes that lock: a task of `asyncio` is woken
+//! `wait::LOOK`, and no thread of the engine ever takes that lock: a task of `asyncio` is woken
 //! by a descriptor.
 //!
 //! | module | what stands there |

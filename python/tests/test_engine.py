@@ -196,6 +196,41 @@ def test_registered_memory_is_kept_alive_and_given_back() -> None:
         registry.register(object())  # type: ignore[arg-type]
 
 
+class Tensor:
+    """What a tensor shows of itself."""
+
+    def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]], device: str = "cpu") -> None:
+        self.array, self.device = array, device
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def numel(self) -> int:
+        return self.array.size
+
+    def element_size(self) -> int:
+        return self.array.itemsize
+
+    def is_contiguous(self) -> bool:
+        return self.array.flags.c_contiguous
+
+
+def test_tensors_in_host_memory_are_registered_where_they_are() -> None:
+    array = np.zeros((8, BLOCK), np.uint8)
+    tensor = Tensor(array)
+    references = sys.getrefcount(tensor)
+    with kvferry.Registry().register(tensor) as region:
+        assert (region.address, len(region)) == (array.ctypes.data, array.nbytes)
+        assert sys.getrefcount(tensor) > references
+        region.write(BLOCK, b"block 1")
+        assert array[1, :7].tobytes() == b"block 1"
+    assert sys.getrefcount(tensor) == references
+    with pytest.raises(ValueError, match="cuda:0"):
+        kvferry.Registry().register(Tensor(array, "cuda:0"))
+    with pytest.raises(ValueError, match="contiguous"):
+        kvferry.Registry().register(Tensor(array[:, 0]))
+
+
 def test_memory_of_the_engine_is_seen_without_copies_and_outlives_its_registration() -> None:
     region = kvferry.Registry().allocate(BLOCK)
     view = np.frombuffer(memoryview(region), np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvferry import process_registry
 from kvferry.compat import nixl
 from kvferry.compat.nixl import nixl_agent, nixl_agent_config
 from other import Other, Pipe
@@ -417,3 +419,17 @@ def test_what_others_send_to_the_metadata_port_harms_nobody(decode: nixl_agent) 
                 assert connection.recv(1) == b""
     decode.send_local_metadata("127.0.0.1", listening.listen_port)
     until(lambda: listening.check_remote_metadata("decode"))
+
+
+def test_an_agent_that_is_dropped_gives_everything_back(memory: Memory) -> None:
+    regions = process_registry().region_count
+    agent = agent_named("dropped", enable_listen_thread=True, listen_port=0)
+    agent.register_memory([(memory.ctypes.data, BYTES, 0, "")], "DRAM")
+    port, address = agent.listen_port, agent._engine.address
+    assert port is not None
+    del agent
+    gc.collect()
+    assert process_registry().region_count == regions
+    for gone in (port, int(address.rpartition(":")[2])):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", gone), timeout=20)

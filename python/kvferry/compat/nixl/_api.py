@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import threading
+import weakref
 from typing import Any
 
 from ..._errors import Error
@@ -125,7 +126,8 @@ class nixl_agent:
             raise as_nixl(error) from error
         self._remotes = Remotes(agent_name, self._engine)
         self._messenger = _exchange.Messenger()
-        self._listener = _exchange.Listener(config.port, self._answer) if config.enable_listen else None
+        answer = weakref.WeakMethod(self._answer)
+        self._listener = _exchange.Listener(config.port, answer) if config.enable_listen else None
         #: The port on which metadata is listened for; None without that.
         self.listen_port = self._listener.port if self._listener is not None else None
 

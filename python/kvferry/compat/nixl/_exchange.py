@@ -52,9 +52,10 @@ def _send(connection: socket.socket, what: bytes, message: bytes) -> None:
 
 
 class Listener:
-    """Answers what other agents ask for and say."""
+    """Answers what other agents ask for and say, for as long as there is somebody who does: `answer` gives
+    the method, and None once its agent is gone, which is not to be held here."""
 
-    def __init__(self, port: int, answer: Answer) -> None:
+    def __init__(self, port: int, answer: Callable[[], Answer | None]) -> None:
         self._answer = answer
         self._room = threading.BoundedSemaphore(CONNECTIONS)
         try:
@@ -94,9 +95,11 @@ class Listener:
             with connection:
                 connection.settimeout(TIMEOUT_S)
                 what, message = _receive(connection)
-                answer = self._answer(what, message)
-                if answer is not None:
-                    _send(connection, LOAD, answer)
+                answer = self._answer()
+                if answer is None:
+                    raise ConnectionError("the agent is gone")
+                if (blob := answer(what, message)) is not None:
+                    _send(connection, LOAD, blob)
         except Exception as error:
             # Whatever a stranger sends, this goes on.
             logger.warning("metadata from %s: %s", address, error)
