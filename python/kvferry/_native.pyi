@@ -4,7 +4,7 @@ import builtins
 from collections.abc import Awaitable, Generator, Iterable, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack, final
 
 from typing_extensions import Buffer
 
@@ -75,7 +75,7 @@ def shut_down_all() -> None:
 def log_to_stderr(filter: str) -> bool:
     """Writes what the engine logs to standard error ("info", "kvferry_engine=debug"). False when
     something else takes the log already."""
-
+@final
 class Registry:
     """The owner of a process's regions and grants."""
 
@@ -109,6 +109,7 @@ class Registry:
     @property
     def grant_count(self) -> int: ...
 
+@final
 class Region:
     """A registered range. Peers may touch none of it before it is shared or granted. Leaving a `with`
     unregisters it."""
@@ -149,6 +150,7 @@ class Region:
         /,
     ) -> None: ...
 
+@final
 class Span:
     """A range of a region. It does not keep the region registered."""
 
@@ -157,6 +159,7 @@ class Span:
     def __len__(self) -> int: ...
     def part(self, offset: int, length: int) -> Span: ...
 
+@final
 class Layout:
     """A view on a region as blocks. It does not keep the region registered."""
 
@@ -172,9 +175,11 @@ class Layout:
     def publish(self, name: str) -> None:
         """Tells peers of it, until it is withdrawn or its region is unregistered. Permits nothing."""
 
+@final
 class Blocks:
     """Blocks of a layout, in order."""
 
+@final
 class RemoteLayout:
     """A layout that a peer has published."""
 
@@ -184,9 +189,11 @@ class RemoteLayout:
     def blocks(self, indices: Indices) -> RemoteBlocks: ...
     def narrow(self, offset: int, length: int) -> RemoteLayout: ...
 
+@final
 class RemoteBlocks:
     """Blocks of a peer's layout, in order."""
 
+@final
 class RemoteRegion:
     """A region that a peer shares."""
 
@@ -200,12 +207,14 @@ class RemoteRegion:
     def span(self, offset: int, length: int) -> RemoteSpan: ...
     def whole(self) -> RemoteSpan: ...
 
+@final
 class RemoteSpan:
     """A range of a peer's region."""
 
     def __len__(self) -> int: ...
     def part(self, offset: int, length: int) -> RemoteSpan: ...
 
+@final
 class Engine:
     """A process's end of everything. It runs on threads of its own, and can be used from any thread.
     Leaving a `with` shuts it down."""
@@ -247,6 +256,7 @@ class Engine:
         /,
     ) -> None: ...
 
+@final
 class Peer:
     """A remote engine. It outlives the process there: the next use finds the new one."""
 
@@ -295,6 +305,7 @@ class Peer:
     def notify(self, message: bytes, *, deadline: float | None = None) -> Transfer: ...
     def status(self) -> PeerStatus: ...
 
+@final
 class Transfer(Awaitable[Report]):
     """A transfer under way. Dropping it cancels it without waiting."""
 
@@ -320,6 +331,7 @@ class Transfer(Awaitable[Report]):
 
     def __await__(self) -> Generator[Any, Any, Report]: ...
 
+@final
 class Report:
     """What a transfer that is done did."""
 
@@ -340,6 +352,7 @@ class Report:
     @property
     def elapsed(self) -> float: ...
 
+@final
 class Grant:
     """A permission that one peer has. Dropping it, or leaving a `with`, revokes it."""
 
@@ -363,6 +376,7 @@ class Grant:
         /,
     ) -> None: ...
 
+@final
 class RemoteGrant:
     """A permission that a peer gave."""
 
@@ -374,6 +388,7 @@ class RemoteGrant:
     @property
     def remaining(self) -> float: ...
 
+@final
 class Notification:
     """What a peer said."""
 
@@ -386,6 +401,7 @@ class Notification:
     @property
     def message(self) -> bytes: ...
 
+@final
 class Pending(Generic[T]):
     """Something under way that a task can await, once."""
 
@@ -395,6 +411,7 @@ class Pending(Generic[T]):
 
 # --- for kvferry.compat: transfers of addresses ---
 
+@final
 class Descriptors:
     """Ranges of memory: address, length and device of each, in order."""
 
@@ -407,7 +424,7 @@ class Descriptors:
     def from_bytes(bytes: bytes) -> Descriptors: ...
     def to_bytes(self) -> bytes: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> tuple[int, int, int]: ...
+    def __getitem__(self, index: int, /) -> tuple[int, int, int]: ...
     def append(self, address: int, length: int, device: int) -> None: ...
     def remove(self, index: int) -> None: ...
     def clear(self) -> None: ...
@@ -419,6 +436,7 @@ class Descriptors:
     def first_unregistered(self, registry: Registry) -> int | None: ...
     def first_unshared(self, peer: Peer) -> int | None: ...
 
+@final
 class Pairs:
     """Ranges of this process and of a peer's, pair by pair."""
 
@@ -445,6 +463,7 @@ class Pairs:
         catches up and is submitted once more, whether anybody polls or not. `owner` is the incarnation
         whose addresses they are."""
 
+@final
 class Post:
     """A transfer of addresses under way. Dropping it does not end it."""
 

@@ -230,7 +230,7 @@ impl PyEngine {
         Ok(fields.unbind())
     }
 
-    #[pyo3(signature = (patience=DRAIN_S))]
+    #[pyo3(signature = (patience=DRAIN_S), text_signature = "($self, patience=0.5)")]
     fn shutdown(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
         let patience = seconds(patience)?;
         py.detach(|| self.0.shut_down(patience));

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use kvferry_engine::{Access, Error, Layout, Location, Memory, Region, Registry, Span};
 use parking_lot::Mutex;
@@ -130,7 +129,8 @@ impl PyRegistry {
 
 #[pyclass(frozen, name = "Region", module = "kvferry")]
 pub(crate) struct PyRegion {
-    /// `None` once it was unregistered. Before the owner, so that it goes first.
+    /// `None` once it was unregistered. Before the owner, so that it goes first: that cuts what uses
+    /// it, and whoever wants to wait for that unregisters it.
     region: Mutex<Option<Region>>,
     owner: Mutex<Option<Owner>>,
     /// Memory of ours, which stays mapped for views that are still there.
@@ -240,7 +240,7 @@ impl PyRegion {
         self.with(py, |region| region.layout(layout)).map(PyLayout)
     }
 
-    #[pyo3(signature = (patience=PATIENCE_S))]
+    #[pyo3(signature = (patience=PATIENCE_S), text_signature = "($self, patience=1.0)")]
     fn unregister(&self, py: Python<'_>, patience: f64) -> PyResult<Vec<u64>> {
         let patience = seconds(patience)?;
         let Some(region) = self.region.lock().take() else { return Ok(Vec::new()) };
@@ -290,15 +290,6 @@ impl PyRegion {
 
     fn __repr__(&self) -> String {
         format!("<kvferry.Region {} at {:#x}, {} bytes>", self.id, self.base, self.length)
-    }
-}
-
-impl Drop for PyRegion {
-    fn drop(&mut self) {
-        if let Some(region) = self.region.get_mut().take() {
-            // Cuts what uses it: whoever wants that waited for says `unregister`.
-            region.unregister(Duration::ZERO);
-        }
     }
 }
 

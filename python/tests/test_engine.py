@@ -318,6 +318,23 @@ def test_a_process_that_ends_with_transfers_under_way_ends_well(
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_engines_end_before_the_interpreter_does(another: Callable[..., Other]) -> None:
+    """Memory that Python gives up last of all must not be touched by then."""
+    other = another(source)
+    address, _ = other.hear()
+    script = IN_FLIGHT.format(bytes=BLOCKS * BLOCK, blocks=BLOCKS, block=BLOCK)
+    # What is registered first is called last.
+    script = "import atexit\natexit.register(lambda: print(engine, pulls[-1].done))\n" + script
+    ended = subprocess.run(
+        [sys.executable, "-c", script, address, "plain"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout == "<kvferry.Engine, shut down> True\n"
+
+
 def test_a_process_ends_well_though_its_peer_is_stopped(another: Callable[..., Other]) -> None:
     other = another(source)
     address, _ = other.hear()

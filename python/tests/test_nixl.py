@@ -215,6 +215,33 @@ def test_agents_follow_memory_that_is_taken_back_and_registered_again(
     assert pull() == "DONE" and (memory[:BLOCK] == 7).all()
 
 
+def test_a_push_to_memory_that_has_just_been_registered_again_needs_nobody_who_polls(
+    another: Callable[..., Other], decode: nixl_agent, memory: Memory
+) -> None:
+    other = another(prefill)
+    blob, base, _ = other.hear()
+    name = decode.add_remote_agent(blob)
+    ours = decode.prep_xfer_dlist("", rows(memory.ctypes.data), "DRAM")
+    theirs = decode.prep_xfer_dlist(name, rows(base), "DRAM")
+    pushed = []
+    for number in range(30):
+        for what in ("deregister", "register"):
+            other.tell(what)
+            other.hear()
+        # Handles are kept: one that is dropped is cancelled.
+        pushed.append(decode.make_prepped_xfer("WRITE", ours, [0], theirs, [1], b"%d" % number))
+        decode.transfer(pushed[-1])
+        said: list[bytes] = []
+
+        def told(said: list[bytes] = said) -> bool:
+            other.tell("notifs")
+            said.extend(other.hear().get("decode", []))
+            return bool(said)
+
+        until(told)
+        assert said == [b"%d" % number]
+
+
 def test_partial_metadata_tells_of_some_memory_only(
     another: Callable[..., Other], decode: nixl_agent, memory: Memory
 ) -> None:
