@@ -7,19 +7,31 @@ is registered and given back without being told.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import json
 import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..._errors import DeadlineError, Error
-from ..._native import Engine, Pairs, Peer, Post, Region, process_registry
+from ..._native import Engine, Pairs, Peer, Post, process_registry
 from .. import _letters
+from .._memory import Shared
+from ._types import (
+    Read,
+    TransferNotify,
+    TransferOpcode,
+    Write,
+    advertised,
+    check_metadata_server,
+    deadline,
+    listening,
+    transport,
+)
+
+__all__ = ["Read", "TransferEngine", "TransferNotify", "TransferOpcode", "Write"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,59 +41,8 @@ _PEERS = 4096
 # How many transfers may be started whose end nobody has asked for.
 _BATCHES = 65536
 
-# How long memory that is given back waits for transfers that use it.
-_PATIENCE_S = 1.0
-
 # What marks notifications of this interface.
 _KIND = b"M"
-
-
-class TransferOpcode(enum.IntEnum):
-    """Which way a transfer goes."""
-
-    Read = 0
-    Write = 1
-
-
-Read = TransferOpcode.Read
-Write = TransferOpcode.Write
-
-
-class TransferNotify:
-    """What a target is told when a transfer is done: who says it, and what."""
-
-    def __init__(self, name: str = "", msg: str = "") -> None:
-        self.name = name
-        self.msg = msg
-
-    def __repr__(self) -> str:
-        return f"TransferNotify(name={self.name!r}, msg={self.msg!r})"
-
-
-def _transport(protocol: str) -> str:
-    """What carries transfers for a protocol: that one and no other."""
-    if protocol in ("tcp", "local", "auto"):
-        return protocol
-    if protocol == "rdma":
-        raise ValueError(
-            "protocol 'rdma' was asked for, and this version of kvferry has no RDMA transport: "
-            "ask for 'tcp', or for 'auto', which also takes the short cut between processes of one host"
-        )
-    raise ValueError(f"kvferry has no protocol {protocol!r}: 'tcp', 'local' or 'auto'")
-
-
-def _host(name: str) -> str:
-    """The host of HOST, HOST:PORT, an IPv6 address or [IPV6]:PORT. A port is not taken: any free one is
-    bound, and `get_rpc_port` says which."""
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name if name.count(":") > 1 else name.partition(":")[0]
-
-
-def _timeout() -> float | None:
-    """How long a transfer may take, in seconds: as the variable says, else as the engine sees fit."""
-    value = os.environ.get("MC_TRANSFER_TIMEOUT")
-    return max(5.0, float(value)) if value else None
 
 
 class TransferEngine:
@@ -90,10 +51,10 @@ class TransferEngine:
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._peers: OrderedDict[str, Peer] = OrderedDict()
-        self._regions: dict[int, list[Region]] = {}
+        self._memory = Shared()
         self._batches: dict[int, Post] = {}
         self._next_batch = itertools.count(1)
-        # Held around changes of the tables above, never while anything waits.
+        # Held around changes of the peers, never while anything waits.
         self._changing = threading.Lock()
         #: Why the last call that failed did.
         self.last_error: str = ""
@@ -121,20 +82,11 @@ class TransferEngine:
         def start() -> int:
             if self._engine is not None:
                 raise ValueError("the engine is initialized already")
-            if metadata_server != "P2PHANDSHAKE":
-                raise ValueError(
-                    f"metadata server {metadata_server!r}: kvferry's engines tell each other, "
-                    "so only 'P2PHANDSHAKE' is understood"
-                )
-            transport = _transport(protocol)
+            check_metadata_server(metadata_server)
+            carrier = transport(protocol)
             if devices:
-                logger.info("device_name %r is for RDMA: %s does without", devices, transport)
-            host = _host(local_hostname)
-            self._engine = Engine(
-                listen=os.environ.get("MC_TCP_BIND_ADDRESS") and f"{os.environ['MC_TCP_BIND_ADDRESS']}:0",
-                advertise=f"[{host}]:0" if ":" in host else f"{host}:0",
-                transport=transport,
-            )
+                logger.info("device_name %r is for RDMA: %s does without", devices, carrier)
+            self._engine = Engine(listen=listening(), advertise=advertised(local_hostname), transport=carrier)
             return 0
 
         return self._code("initialize", start)
@@ -161,18 +113,7 @@ class TransferEngine:
         def register() -> int:
             if len(buffer_addresses) != len(capacities):
                 raise ValueError(f"{len(buffer_addresses)} addresses and {len(capacities)} capacities")
-            done: list[Region] = []
-            try:
-                for address, capacity in zip(buffer_addresses, capacities, strict=True):
-                    done.append(process_registry().register_address(address, capacity))
-                    done[-1].share("read_write")
-            except (Error, ValueError):
-                for region in done:
-                    region.unregister(0.0)
-                raise
-            with self._changing:
-                for address, region in zip(buffer_addresses, done, strict=True):
-                    self._regions.setdefault(address, []).append(region)
+            self._memory.register(list(zip(buffer_addresses, buffer_addresses, capacities, strict=True)))
             return 0
 
         return self._code("batch_register_memory", register)
@@ -186,20 +127,8 @@ class TransferEngine:
         then, too."""
 
         def unregister() -> int:
-            unknown, known = [], []
-            with self._changing:
-                for address in buffer_addresses:
-                    regions = self._regions.get(address)
-                    if not regions:
-                        unknown.append(address)
-                        continue
-                    known.append(regions.pop())
-                    if not regions:
-                        del self._regions[address]
-            for region in known:
-                region.unregister(_PATIENCE_S)
-            if unknown:
-                raise ValueError(f"not registered: {', '.join(map(hex, unknown))}")
+            if unknown := self._memory.unregister(buffer_addresses):
+                raise ValueError(f"not registered: {unknown}")
             return 0
 
         return self._code("batch_unregister_memory", unregister)
@@ -207,14 +136,7 @@ class TransferEngine:
     def allocate_managed_buffer(self, length: int) -> int:
         """Memory of the engine's, shared with every peer: its address, or 0."""
 
-        def allocate() -> int:
-            region = process_registry().allocate(length)
-            region.share("read_write")
-            with self._changing:
-                self._regions.setdefault(region.address, []).append(region)
-            return region.address
-
-        return self._code("allocate_managed_buffer", allocate, failed=0)
+        return self._code("allocate_managed_buffer", lambda: self._memory.allocate(length), failed=0)
 
     def free_managed_buffer(self, address: int, length: int) -> int:
         """Gives such memory back. 0, or -1."""
@@ -480,7 +402,7 @@ class TransferEngine:
         pairs = Pairs.of_addresses(buffers, peer_buffers, lengths)
         letter = None if notify is None else _letters.closed(_KIND, notify.name, notify.msg.encode())
         way = "write" if opcode == Write else "read"
-        return pairs.post(engine, self._peer(target), way, notify=letter, deadline=_timeout())
+        return pairs.post(engine, self._peer(target), way, notify=letter, deadline=deadline())
 
     def _sync(
         self,

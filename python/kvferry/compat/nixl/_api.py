@@ -7,18 +7,16 @@ method can be called from any thread; an agent that has started again is another
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import threading
-import weakref
 from typing import Any
 
 from ..._errors import Error
-from ..._native import Descriptors, Engine, Pairs, Post, Region, Report, process_registry
+from ..._native import Descriptors, Engine, Pairs, Post, Report, process_registry
 from .. import _letters
-from . import _descs, _exchange, _metadata
+from .._memory import Shared
+from . import _descs
 from ._bindings import DEFAULT_COMM_PORT, nixl_thread_sync_t, nixlXferTelemetry
+from ._config import AgentName, advertised, message_of, name_of, nixl_agent_config
 from ._descs import nixlRegDList, nixlRemoteDList, nixlXferDList
 from ._errors import (
     as_nixl,
@@ -28,7 +26,8 @@ from ._errors import (
     nixlNotSupportedError,
 )
 from ._handles import nixl_prepped_dlist_handle, nixl_xfer_handle
-from ._remotes import Remote, Remotes
+from ._introductions import Introductions
+from ._remotes import Remote
 
 logger = logging.getLogger(__name__)
 
@@ -49,54 +48,16 @@ nixl_backend_handle = int
 _BACKENDS = ("UCX", "KVFERRY")
 _WAYS = {"WRITE": "write", "READ": "read"}
 _KIND = b"N"
-_PATIENCE_S = 1.0
 # What a transfer is taken to move in a second before one was measured.
 _BYTES_PER_S = 1e9
 
 
-class nixl_agent_config:
-    """How an agent behaves. Threads and locking are the engine's own: what is set of them is accepted."""
-
-    def __init__(
-        self,
-        enable_prog_thread: bool = True,
-        enable_listen_thread: bool = False,
-        listen_port: int = DEFAULT_COMM_PORT,
-        capture_telemetry: bool = False,
-        num_threads: int = 0,
-        backends: list[str] | None = None,
-        sync_mode: nixl_thread_sync_t | None = None,
-    ) -> None:
-        if sync_mode is not None and not isinstance(sync_mode, nixl_thread_sync_t):
-            raise TypeError(f"sync_mode must be a nixl_thread_sync_t (got {type(sync_mode).__name__!r})")
-        self.backends = ["UCX"] if backends is None else backends
-        self.enable_pthread = enable_prog_thread
-        self.enable_listen = enable_listen_thread
-        self.port = listen_port
-        self.capture_telemetry = capture_telemetry
-        self.num_threads = num_threads
-        self.sync_mode = sync_mode
+def _rows(descs: nixlRegDList) -> list[tuple[int, int, int]]:
+    """What registrations are known by: what belongs to them does not count."""
+    return [descs.descriptors[index] for index in range(len(descs))]
 
 
-class AgentName(str):
-    """An agent's name. NIXL's agent gives bytes where its documentation says a string: programs that decode
-    it find it decoded."""
-
-    __slots__ = ()
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return str(self)
-
-
-def _name(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _message(message: bytes | str) -> bytes:
-    return message.encode() if isinstance(message, str) else bytes(message)
-
-
-class nixl_agent:
+class nixl_agent(Introductions):
     """An agent of this process, on an engine of its own."""
 
     def __init__(
@@ -112,24 +73,15 @@ class nixl_agent:
         self.notifs: dict[str, list[bytes]] = {}
         self.backends: dict[str, int] = {}
         self._captures_telemetry = config.capture_telemetry
-        self._registered: dict[tuple[int, int, int], list[Region]] = {}
-        self._changing = threading.Lock()
+        self._memory = Shared()
         self._bytes_per_s = 0.0
         for backend in config.backends:
             self.create_backend(backend)
-        host = os.environ.get("KVFERRY_ADVERTISE_HOST")
-        if host is not None:
-            host = f"[{host}]:0" if ":" in host else f"{host}:0"
         try:
-            self._engine = Engine(advertise=host)
+            self._engine = Engine(advertise=advertised())
         except Error as error:
             raise as_nixl(error) from error
-        self._remotes = Remotes(agent_name, self._engine)
-        self._messenger = _exchange.Messenger()
-        answer = weakref.WeakMethod(self._answer)
-        self._listener = _exchange.Listener(config.port, answer) if config.enable_listen else None
-        #: The port on which metadata is listened for; None without that.
-        self.listen_port = self._listener.port if self._listener is not None else None
+        super().__init__(agent_name, self._engine, config.port if config.enable_listen else None)
 
     def __del__(self) -> None:
         # It may not even have been made.
@@ -137,9 +89,8 @@ class nixl_agent:
             listener.close()
         if (engine := getattr(self, "_engine", None)) is not None:
             engine.shutdown()
-        for regions in getattr(self, "_registered", {}).values():
-            for region in regions:
-                region.unregister(0.0)
+        if (memory := getattr(self, "_memory", None)) is not None:
+            memory.close()
 
     # --- backends ---
 
@@ -170,11 +121,6 @@ class nixl_agent:
             )
         self.backends.setdefault(backend, len(self.backends) + 1)
 
-    def _check_backends(self, backends: list[str] | None) -> None:
-        for backend in backends or ():
-            if backend not in self.backends:
-                raise nixlNotFoundError(f"the agent has no backend {backend!r}: it has {list(self.backends)}")
-
     # --- memory ---
 
     def register_memory(
@@ -184,38 +130,19 @@ class nixl_agent:
         self._check_backends(backends)
         descs = self.get_reg_descs(reg_list, mem_type)
         _descs.check_host(descs.getType())
-        rows = [descs[index][:3] for index in range(len(descs))]
-        done: list[Region] = []
         try:
-            for address, length, _ in rows:
-                done.append(process_registry().register_address(address, length))
-                done[-1].share("read_write")
-        except (Error, ValueError) as error:
-            for region in done:
-                region.unregister(0.0)
-            raise as_nixl(error) if isinstance(error, Error) else nixlInvalidParamError(str(error)) from error
-        with self._changing:
-            for row, region in zip(rows, done, strict=True):
-                self._registered.setdefault(row, []).append(region)
+            self._memory.register([(row, row[0], row[1]) for row in _rows(descs)])
+        except Error as error:
+            raise as_nixl(error) from error
+        except ValueError as error:
+            raise nixlInvalidParamError(str(error)) from error
         return descs
 
     def deregister_memory(self, dereg_list: nixlRegDList, backends: list[str] | None = None) -> None:
         """Takes memory back. Transfers that use it end; nothing touches it when this returns."""
         self._check_backends(backends)
-        rows = [dereg_list[index][:3] for index in range(len(dereg_list))]
-        regions = []
-        with self._changing:
-            for row in rows:
-                if row not in self._registered:
-                    raise nixlNotFoundError(f"[{row[0]:#x}, +{row[1]}) of device {row[2]} is not registered")
-            for row in rows:
-                held = self._registered.get(row)
-                if held:
-                    regions.append(held.pop())
-                    if not held:
-                        del self._registered[row]
-        for region in regions:
-            region.unregister(_PATIENCE_S)
+        if unknown := self._memory.unregister(_rows(dereg_list)):
+            raise nixlNotFoundError(f"not registered: {unknown}")
 
     def query_memory(
         self, reg_list: Any, backend: str, mem_type: str | None = None
@@ -249,105 +176,6 @@ class nixl_agent:
         """The list of such bytes. Reading them runs nothing."""
         return _descs.deserialize(serialized_descs)
 
-    # --- other agents ---
-
-    def get_agent_metadata(self) -> bytes:
-        """What another agent needs to reach this one and all that it registers, now and later."""
-        return self._metadata(True, None).encode()
-
-    def get_partial_agent_metadata(
-        self,
-        descs: nixlRegDList | nixlXferDList | None,
-        inc_conn_info: bool = False,
-        backends: list[str] | None = None,
-    ) -> bytes:
-        """The same of some memory only. Without memory it introduces this agent and no more."""
-        self._check_backends(backends)
-        scope = Descriptors() if descs is None else descs.descriptors
-        with self._changing:
-            registered = Descriptors.from_rows(list(self._registered))
-        if (missing := scope.first_outside(registered)) is not None:
-            raise nixlNotFoundError(f"{scope[missing]} is not registered")
-        return self._metadata(inc_conn_info or len(scope) == 0, scope).encode()
-
-    def _metadata(self, introduces: bool, scope: Descriptors | None) -> _metadata.Metadata:
-        engine = self._engine
-        return _metadata.Metadata(self.name, engine.address, engine.incarnation, introduces, scope)
-
-    def add_remote_agent(self, metadata: bytes) -> AgentName:
-        """Gets to know another agent, and connects to it. One that has started again takes the place of
-        the one before."""
-        return AgentName(self._remotes.load(_metadata.decode(metadata)))
-
-    def remove_remote_agent(self, agent: str | bytes) -> None:
-        """Forgets an agent, if it is known: transfers that are prepared with it are refused from now on."""
-        self._remotes.forget(_name(agent))
-
-    def check_remote_metadata(self, agent: str | bytes, descs: nixlXferDList | None = None) -> bool:
-        """Whether an agent is known and reached, and shares these ranges."""
-        remote = self._remotes.find(_name(agent))
-        if remote is None or not remote.is_there():
-            return False
-        return descs is None or remote.find(descs.descriptors) is None
-
-    def make_connection(self, remote_agent: str | bytes, backends: list[str] | None = None) -> None:
-        """Connects, if it is not connected any more."""
-        self._check_backends(backends)
-        remote = self._remotes.get(_name(remote_agent))
-        try:
-            remote.peer.ready()
-        except Error as error:
-            raise as_nixl(error) from error
-
-    def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """Sends this agent's metadata to one that listens, in the background."""
-        self._messenger.send(ip_addr, port, _exchange.LOAD, self.get_agent_metadata(), None)
-
-    def send_partial_agent_metadata(
-        self,
-        descs: nixlRegDList,
-        inc_conn_info: bool = False,
-        backends: list[str] | None = None,
-        ip_addr: str = "",
-        port: int = DEFAULT_COMM_PORT,
-        label: str = "",
-    ) -> None:
-        """As `send_local_metadata`, of some memory only."""
-        partial = self.get_partial_agent_metadata(descs, inc_conn_info, backends)
-        self._messenger.send(ip_addr, port, _exchange.LOAD, partial, None)
-
-    def fetch_remote_metadata(
-        self, remote_agent: str, ip_addr: str = "", port: int = DEFAULT_COMM_PORT, label: str = ""
-    ) -> None:
-        """Asks an agent that listens for its metadata, and loads it, in the background."""
-
-        def load(blob: bytes) -> None:
-            metadata = _metadata.decode(blob)
-            if metadata.name != _name(remote_agent):
-                raise ValueError(f"{metadata.name!r} answers, not {_name(remote_agent)!r}")
-            self._remotes.load(metadata)
-
-        self._messenger.send(ip_addr, port, _exchange.FETCH, b"", load)
-
-    def invalidate_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """Has an agent that listens forget this one, in the background."""
-        said = {"name": self.name, "incarnation": f"{self._engine.incarnation:016x}"}
-        self._messenger.send(ip_addr, port, _exchange.INVALIDATE, json.dumps(said).encode(), None)
-
-    def _answer(self, what: bytes, message: bytes) -> bytes | None:
-        """What another agent is answered, that has sent a message."""
-        if what == _exchange.FETCH:
-            return self.get_agent_metadata()
-        if what == _exchange.LOAD:
-            self._remotes.load(_metadata.decode(message))
-            return None
-        if what == _exchange.INVALIDATE:
-            said = json.loads(message)
-            # Only by its own number: another may have the name by now.
-            self._remotes.forget(str(said["name"]), int(said["incarnation"], 16))
-            return None
-        raise ValueError(f"there is no message {what!r}")
-
     # --- transfers ---
 
     def prep_xfer_dlist(
@@ -363,7 +191,7 @@ class nixl_agent:
         strided = _descs.strided(xfer_list, mem_type)
         descs = strided if strided is not None else self.get_xfer_descs(xfer_list, mem_type)
         _descs.check_host(descs.getType())
-        name = _name(agent_name)
+        name = name_of(agent_name)
         remote = None if name in ("", "NIXL_INIT_AGENT") else self._remotes.get(name)
         self._check_there(descs.descriptors, remote)
         # What is prepared stays as it is, whatever becomes of the list.
@@ -405,7 +233,7 @@ class nixl_agent:
             if not isinstance(descs, nixlXferDList):
                 raise nixlInvalidParamError(f"a {type(descs).__name__} cannot be transferred")
             _descs.check_host(descs.getType())
-        remote = self._remotes.get(_name(remote_agent))
+        remote = self._remotes.get(name_of(remote_agent))
         self._check_there(local_descs.descriptors, None)
         self._check_there(remote_descs.descriptors, remote)
         sides = (local_descs.descriptors, remote_descs.descriptors, None, None)
@@ -425,12 +253,12 @@ class nixl_agent:
             pairs = Pairs.of_descriptors(*sides)
         except (ValueError, IndexError, TypeError, OverflowError) as error:
             raise nixlInvalidParamError(str(error)) from error
-        return nixl_xfer_handle(self, way, pairs, remote, _message(notif_msg))
+        return nixl_xfer_handle(self, way, pairs, remote, message_of(notif_msg))
 
     def transfer(self, handle: nixl_xfer_handle, notif_msg: bytes | str = b"") -> str:
         """Starts it: "PROC", or "DONE" where it has ended. What fails at once is raised here, and by
         `check_xfer_state`, too."""
-        return self._state(handle.post(_message(notif_msg)))
+        return self._state(handle.post(message_of(notif_msg)))
 
     def check_xfer_state(self, handle: nixl_xfer_handle) -> str:
         """ "PROC" or "DONE"; raises why it failed."""
@@ -509,9 +337,9 @@ class nixl_agent:
     ) -> None:
         """Tells another agent something that belongs to no transfer. It goes its way by itself."""
         self._check_backends([backend] if backend is not None else None)
-        remote = self._remotes.get(_name(remote_agent_name))
+        remote = self._remotes.get(name_of(remote_agent_name))
         nothing = Pairs.of_addresses([], [], [])
-        letter = _letters.closed(_KIND, self.name, _message(notif_msg))
+        letter = _letters.closed(_KIND, self.name, message_of(notif_msg))
         try:
             post = nothing.post(self._engine, remote.peer, "write", notify=letter, owner=remote.incarnation)
             post.poll()
@@ -538,7 +366,7 @@ class nixl_agent:
     ) -> bool:
         """Whether an agent has said something that begins with the tag, or holds it: the first such is
         taken out of `notifs`."""
-        said = self.update_notifs(backends).get(_name(remote_agent_name), [])
+        said = self.update_notifs(backends).get(name_of(remote_agent_name), [])
         for message in said:
             if message.startswith(lookup_tag) if tag_is_prefix else lookup_tag in message:
                 said.remove(message)
