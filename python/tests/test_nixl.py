@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import socket
 import threading
 import time
@@ -460,3 +461,13 @@ def test_an_agent_that_is_dropped_gives_everything_back(memory: Memory) -> None:
     for gone in (port, int(address.rpartition(":")[2])):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", gone), timeout=20)
+
+
+def test_an_agent_is_forgotten_by_its_own_word_only(decode: nixl_agent) -> None:
+    listening = agent_named("listening")
+    listening.add_remote_agent(decode.get_agent_metadata())
+    namesake = agent_named("decode")
+    for said, known in ((namesake, True), (decode, False)):
+        message = {"name": "decode", "incarnation": f"{said._engine.incarnation:016x}"}
+        listening._answer(b"I", json.dumps(message).encode())
+        assert listening.check_remote_metadata("decode") == known

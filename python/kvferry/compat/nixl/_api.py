@@ -8,6 +8,7 @@ method can be called from any thread; an agent that has started again is another
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 from ..._errors import Error
@@ -71,6 +72,8 @@ class nixl_agent(Introductions):
         config = nixl_conf or nixl_agent_config()
         self.name = agent_name
         self.notifs: dict[str, list[bytes]] = {}
+        # Held while what came is put there, or taken out.
+        self._noting = threading.Lock()
         self.backends: dict[str, int] = {}
         self._captures_telemetry = config.capture_telemetry
         self._memory = Shared()
@@ -354,8 +357,8 @@ class nixl_agent(Introductions):
     def update_notifs(self, backends: list[str] | None = None) -> dict[str, list[bytes]]:
         """Adds what other agents have said to what is kept in `notifs`, and returns all of it."""
         self._check_backends(backends)
-        self._collect(self.notifs)
-        return self.notifs
+        with self._noting:
+            return self._collect(self.notifs)
 
     def check_remote_xfer_done(
         self,
@@ -366,11 +369,13 @@ class nixl_agent(Introductions):
     ) -> bool:
         """Whether an agent has said something that begins with the tag, or holds it: the first such is
         taken out of `notifs`."""
-        said = self.update_notifs(backends).get(name_of(remote_agent_name), [])
-        for message in said:
-            if message.startswith(lookup_tag) if tag_is_prefix else lookup_tag in message:
-                said.remove(message)
-                return True
+        self._check_backends(backends)
+        with self._noting:
+            said = self._collect(self.notifs).get(name_of(remote_agent_name), [])
+            for message in said:
+                if message.startswith(lookup_tag) if tag_is_prefix else lookup_tag in message:
+                    said.remove(message)
+                    return True
         return False
 
     def _collect(self, into: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
