@@ -63,7 +63,9 @@ impl Outgoing for SliceFrame {
 
     fn load(&mut self, loader: &mut Loader<'_>) -> Load {
         let (cargo, spans) = (&self.cargo, &mut self.spans);
+        let lends = cargo.may_lend_pages();
         let load = passage::enter(|| match cargo.permit() {
+            Permit::Open if lends && loader.can_lend(spans) => Load::Sent(loader.lend(spans)),
             Permit::Open => Load::Sent(loader.load(spans)),
             Permit::Fenced => Load::Fill,
             Permit::Unfenced => Load::Reset,

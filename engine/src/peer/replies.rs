@@ -35,19 +35,20 @@ impl ReplyHandler {
         lending.map(|lending| &*lending.borrowings).ok_or_else(|| NOT_LENT_HERE.into())
     }
 
-    /// The source of a read slice is held, for this end to copy it.
+    /// The source of a read slice is held until it has landed: for this end to copy it, or since what
+    /// came before this were its pages.
     fn lent(&self, peer: &Arc<PeerInner>, transfer: TransferId, slice: u32) -> Incoming {
-        let borrowings = match self.borrowings() {
-            Ok(borrowings) => borrowings,
-            Err(what) => return Incoming::Violation(what),
-        };
         match peer.awaits(self.lane, transfer, slice) {
             Some(cargo) => {
+                let borrowings = match self.borrowings() {
+                    Ok(borrowings) => borrowings,
+                    Err(what) => return Incoming::Violation(what),
+                };
                 let slice = SliceOf { peer: self.peer.clone(), lane: self.lane, transfer, slice };
                 LentRead::begin(slice, cargo, borrowings)
             }
             None => {
-                // It has ended meanwhile: the session counts it.
+                // Its pages have landed; or it has ended meanwhile, which the session counts.
                 let status = Status::HeldUntilLanded;
                 peer.reply(self.lane, Reply::Held { transfer, slice, status });
                 Incoming::Done

@@ -8,6 +8,7 @@ use kvferry_transport::lanes::{Load, Loader, Outgoing, Start, is_memory_fault};
 use kvferry_transport::memory::SpanList;
 
 use super::authority::Authority;
+use super::lent::Holds;
 use crate::core::Core;
 use crate::passage;
 
@@ -20,14 +21,23 @@ pub(super) struct DataFrame {
     pub(super) slice: u32,
     pub(super) payload_bytes: u32,
     pub(super) checksum: bool,
+    /// Where it is held until it has landed, if what is sent are the pages themselves.
+    pub(super) holds: Option<Arc<Holds>>,
+    /// They are.
+    pub(super) lent: bool,
     /// Why not, once something stood against it.
     pub(super) refused: Option<Status>,
 }
 
 impl DataFrame {
-    fn held(&self, out: &mut Vec<u8>) {
-        let status = self.refused.unwrap_or(Status::Done);
+    fn held(self, out: &mut Vec<u8>) {
+        let mut status = self.refused.unwrap_or(Status::Done);
         self.core.initiators.count(status);
+        if let Some(holds) = self.holds.filter(|_| self.lent && status == Status::Done) {
+            // The initiator may take the pages out of its socket much later.
+            holds.hold(self.transfer, self.slice, self.authority);
+            status = Status::HeldUntilLanded;
+        }
         Reply::Held { transfer: self.transfer, slice: self.slice, status }.encode_plain(out);
     }
 }
@@ -54,12 +64,14 @@ impl Outgoing for DataFrame {
     }
 
     fn load(&mut self, loader: &mut Loader<'_>) -> Load {
-        let (authority, spans) = (&self.authority, &mut self.spans);
+        let (authority, spans, lent) = (&self.authority, &mut self.spans, &mut self.lent);
+        let may_lend = self.holds.is_some() && !self.checksum;
         let loaded = passage::enter(|| {
             if !planted!(LateRead) {
                 authority.check()?;
             }
-            Ok(loader.load(spans))
+            *lent = may_lend && loader.can_lend(spans);
+            Ok(if *lent { loader.lend(spans) } else { loader.load(spans) })
         });
         match loaded {
             Ok(Err(error)) if is_memory_fault(&error) => self.refused = Some(Status::MemoryFault),

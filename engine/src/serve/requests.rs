@@ -22,7 +22,7 @@ pub(crate) struct RequestHandler {
     lane: LaneId,
     /// Where the initiator is a process of this host.
     lending: Option<Lending>,
-    holds: Holds,
+    holds: Arc<Holds>,
 }
 
 impl RequestHandler {
@@ -32,7 +32,7 @@ impl RequestHandler {
         lane: LaneId,
         lending: Option<Lending>,
     ) -> Self {
-        Self { core, initiator, lane, lending, holds: Holds::default() }
+        Self { core, initiator, lane, lending, holds: Arc::default() }
     }
 
     fn lending(&self) -> Result<&Lending, String> {
@@ -149,6 +149,8 @@ impl RequestHandler {
                 slice,
                 payload_bytes: request.total.bytes,
                 checksum: prefix.checksum,
+                holds: self.holds.has_room(request.head.floor).then(|| self.holds.clone()),
+                lent: false,
                 refused: None,
             })),
             Err(status) => {
@@ -184,7 +186,6 @@ impl RequestHandler {
                 return Ok(Incoming::Quiet);
             }
             Control::Landed { transfer, slice } => {
-                self.lending()?;
                 let status = self.holds.landed(transfer, slice);
                 self.core.initiators.count(status);
                 reply(lane, Reply::Held { transfer, slice, status });

@@ -250,6 +250,13 @@ impl Cargo {
         Ok(Some(spans))
     }
 
+    /// Whether pages of a write may be sent themselves, and not a copy of them: until the target has
+    /// said that it has them, what it gets is what they hold when it takes them. So nothing may
+    /// stand on them before: no notification in the same frame, and no checksum.
+    pub(crate) fn may_lend_pages(&self) -> bool {
+        self.terms.op == Op::Write && !self.terms.checksum && self.plan.slices().len() > 1
+    }
+
     /// Appends the request for a slice to `out`: prefix, head and the remote spans.
     pub(crate) fn encode_slice(&self, out: &mut Vec<u8>, post: &Post, crc32c: Option<u32>) {
         let Some(slice) = self.plan.slices().get(post.slice as usize) else { return };

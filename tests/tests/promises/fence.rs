@@ -96,23 +96,33 @@ fn an_expired_grant_stops_a_write_in_its_middle() {
 
 #[test]
 fn a_writer_that_times_out_and_reuses_its_memory_sends_none_of_the_new_bytes() {
-    let mut target = beside();
-    let mut initiator = beside();
+    reuse_after_the_deadline(Cache { blocks: COUNT.into(), ..Cache::default() });
+}
+
+#[test]
+fn a_writer_that_times_out_and_reuses_pages_that_it_has_sent_sends_none_of_the_new_bytes() {
+    reuse_after_the_deadline(Cache { blocks: 128, block_bytes: 64 << 10, share: true });
+}
+
+fn reuse_after_the_deadline(cache: Cache) {
+    let mut target = Process::start_with(Setup::default(), cache);
+    let mut initiator = Process::start_with(Setup::default(), cache);
+    let count = u32::try_from(cache.blocks).unwrap();
     initiator.connect(&target);
-    initiator.fill(0..COUNT, 1);
-    target.fill(0..COUNT, 9);
+    initiator.fill(0..count, 1);
+    target.fill(0..count, 9);
     target.stop();
-    let end = initiator.transfer(Move { deadline_ms: Some(400), ..push(&target, COUNT) });
+    let end = initiator.transfer(Move { deadline_ms: Some(400), ..push(&target, count) });
     assert_eq!((end.cause(), end.remote()), ("Deadline", "unknown"), "{end:?}");
     // The caller was told the end: the memory is its own again.
-    initiator.fill(0..COUNT, 2);
+    initiator.fill(0..count, 2);
     // Its lane is reset on another thread, a moment later.
     target.await_unread(4096);
     target.wake();
     // Whatever is still in the target's sockets is taken out of them before this is through.
     assert!(initiator.transfer(Move { notify: Some("x".into()), ..push(&target, 0) }).is_done());
-    let old = target.wrong(&pairs(0..COUNT), 9).len();
-    let new = COUNT as usize - target.wrong(&pairs(0..COUNT), 2).len();
+    let old = target.wrong(&pairs(0..count), 9).len();
+    let new = cache.blocks as usize - target.wrong(&pairs(0..count), 2).len();
     assert_eq!(new, 0, "blocks with bytes from after the end");
     // The lanes were reset, so what was queued for the stopped target was dropped, too.
     assert_eq!(old, 0, "blocks that were written after the end");
@@ -183,6 +193,32 @@ fn a_source_that_is_released_in_the_middle_of_a_read_is_never_reported_done() {
     proxy.release();
     let end = reader.wait("t", Duration::from_secs(20));
     assert_eq!(end.cause(), "SourceReleased", "{end:?}");
+}
+
+#[test]
+fn a_source_that_is_released_while_its_pages_wait_for_the_reader_is_never_reported_done() {
+    // One slice, all of which the sockets take: its pages, and not a copy of them.
+    const LARGE: u32 = 16;
+    let cache = Cache { blocks: LARGE.into(), block_bytes: 64 << 10, share: false };
+    let proxy = Proxy::start();
+    let mut source = Process::start_behind(&proxy, Setup::default(), cache);
+    let mut reader = Process::start_with(Setup::default(), cache);
+    reader.connect(&source);
+    reader.await_held("connected", |held| held.lanes_opened == 2);
+    source.fill(0..LARGE, 1);
+    let ticket = source.grant("g", 0..LARGE, &reader, false);
+    proxy.hold_replies_after(300_000);
+    reader.submit("t", Move { ticket: Some(ticket), ..pull(&source, LARGE) });
+    proxy.await_held();
+    assert!(source.revoke("g") < AT_ONCE);
+    source.fill(0..LARGE, 2);
+    proxy.release();
+    let end = reader.wait("t", Duration::from_secs(20));
+    assert_eq!(end.cause(), "SourceReleased", "{end:?}");
+    // The lane is none the worse.
+    let again = source.grant("again", 0..LARGE, &reader, false);
+    assert!(reader.transfer(Move { ticket: Some(again), ..pull(&source, LARGE) }).is_done());
+    reader.assert_holds(0..LARGE, 2);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::ParsePrefix;
 use super::later;
+use super::pages::PagePipe;
 use super::reactor::{Handle, TURN_BYTES};
 use super::receive::{Received, Receiver};
 use super::send::{Queue, Sender, Sent};
@@ -199,6 +200,7 @@ pub struct Loader<'a> {
     pub(super) socket: RawFd,
     pub(super) head: &'a [u8],
     pub(super) scratch: &'a mut IoVecs,
+    pub(super) pipe: &'a mut PagePipe,
 }
 
 impl Loader<'_> {
@@ -208,6 +210,26 @@ impl Loader<'_> {
     /// What the kernel says, `WouldBlock` included.
     pub fn load(&mut self, spans: &mut SpanList) -> io::Result<usize> {
         spans.gather(self.socket, self.head, self.scratch)
+    }
+
+    /// Whether [`Loader::lend`] pays for `spans`, and is to be had on this lane. The same for all of a
+    /// payload.
+    #[must_use]
+    pub fn can_lend(&mut self, spans: &SpanList) -> bool {
+        self.pipe.takes(spans)
+    }
+
+    /// As [`Loader::load`], but what is sent are the pages and not a copy of them: what the receiver
+    /// gets is what they hold when it takes them, also after this lane is closed. Only where
+    /// [`Loader::can_lend`], and then for all of a payload.
+    ///
+    /// # Errors
+    /// As [`Loader::load`].
+    pub fn lend(&mut self, spans: &mut SpanList) -> io::Result<usize> {
+        if !self.head.is_empty() {
+            return socket::send_more(self.socket, self.head);
+        }
+        self.pipe.pass(self.socket, spans, self.scratch)
     }
 }
 

@@ -18,6 +18,10 @@
 //! sends on others because of it included ([`send_afterwards`]), so that nothing small waits behind
 //! more than a turn of each lane of its thread.
 //!
+//! Payloads of large spans can be handed to the socket as pages, without a copy
+//! ([`Loader::lend`]): then whoever sends them answers for their not changing until the receiver has
+//! said that it has all of them.
+//!
 //! What a frame asks for may also be [`Work`] without a payload, which is done in pieces: the same
 //! holds of each.
 //!
@@ -28,6 +32,7 @@
 mod frame;
 mod lane;
 mod later;
+mod pages;
 mod reactor;
 mod receive;
 mod send;

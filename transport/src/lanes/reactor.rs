@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
+use socket2::SockRef;
 
 use super::lane::{CLOSE, CloseReason, Lane, LaneConfig, LaneHandler, OPEN, RESET};
 use super::receive::Received;
@@ -131,6 +132,8 @@ impl Reactor {
         config: LaneConfig,
         handler: Arc<dyn LaneHandler>,
     ) -> io::Result<Lane> {
+        // Calls that take no flag for it must not block either.
+        SockRef::from(&stream).set_nonblocking(true)?;
         let token = self.handle.0.next_token.fetch_add(1, Ordering::Relaxed);
         let lane = Lane::new(token, stream, config, handler, self.handle.clone());
         self.handle.0.lanes.lock().insert(token, lane.clone());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::lane::{Lane, Load, Loader, Outgoing, RESET, Start};
+use super::pages::PagePipe;
 use super::socket;
 use crate::descriptor;
 use crate::memory::IoVecs;
@@ -93,6 +94,7 @@ pub(super) struct Sender {
     attached: Option<Attached>,
     current: Option<Current>,
     scratch: IoVecs,
+    pipe: PagePipe,
     blocked: bool,
 }
 
@@ -105,6 +107,7 @@ impl Sender {
             attached: None,
             current: None,
             scratch: IoVecs::default(),
+            pipe: PagePipe::default(),
             blocked: false,
         }
     }
@@ -212,7 +215,8 @@ impl Sender {
             let zeros = &ZEROS[..current.left.min(ZEROS.len())];
             socket::send(socket, if head.is_empty() { zeros } else { head })?
         } else {
-            let mut loader = Loader { socket, head, scratch: &mut self.scratch };
+            let mut loader =
+                Loader { socket, head, scratch: &mut self.scratch, pipe: &mut self.pipe };
             match current.frame.load(&mut loader) {
                 Load::Sent(Err(error)) if socket::is_memory_fault(&error) => {
                     tracing::warn!(%error, "the memory of a transfer cannot be read");
@@ -240,6 +244,7 @@ impl Sender {
     /// out, fills it with zeros when the receiver drops them, and resets the lane otherwise.
     fn withdraw(&mut self, lane: &Lane, receiver_drops: bool) -> io::Result<usize> {
         let Some(current) = &mut self.current else { return Ok(0) };
+        self.pipe.discard();
         if let Some(at) = current.unsent_at {
             self.out.truncate(at);
             if let Some(current) = self.current.take() {

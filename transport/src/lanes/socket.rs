@@ -36,13 +36,22 @@ pub(super) fn drop_into(socket: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
 
 /// Sends `bytes` without blocking.
 pub(super) fn send(socket: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    send_with(socket, bytes, 0)
+}
+
+/// Sends `bytes` without blocking, and lets them wait for what follows at once.
+pub(super) fn send_more(socket: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    send_with(socket, bytes, libc::MSG_MORE)
+}
+
+fn send_with(socket: RawFd, bytes: &[u8], flags: libc::c_int) -> io::Result<usize> {
     // SAFETY: the pointer and length are those of a slice borrowed for this call.
     let sent = unsafe {
         libc::send(
             socket,
             bytes.as_ptr().cast(),
             bytes.len(),
-            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | flags,
         )
     };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())

@@ -159,6 +159,35 @@ impl SpanList {
         Ok(sent)
     }
 
+    /// Puts pages from the position on into a pipe, as many as it takes without blocking. Returns how
+    /// many bytes it took; the position does not move.
+    ///
+    /// # Errors
+    /// What the kernel says; `WouldBlock` when the pipe is full, `EFAULT` when the memory cannot be
+    /// read.
+    pub(crate) fn lend_pages(&self, pipe: RawFd, scratch: &mut IoVecs) -> io::Result<usize> {
+        let iov = &mut scratch.pieces;
+        iov.clear();
+        self.fill(iov, IOV_MAX);
+        // SAFETY: every entry of `iov` is a span that was checked against a memory which this list
+        // keeps alive. The kernel only reads them, answers EFAULT for one that is not mapped, and
+        // holds the pages for as long as they are in the pipe or behind it.
+        let taken =
+            unsafe { libc::vmsplice(pipe, iov.as_ptr(), iov.len(), libc::SPLICE_F_NONBLOCK) };
+        iov.clear();
+        result(taken)
+    }
+
+    /// Moves the position by bytes that have gone by reference.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        self.advance(bytes);
+    }
+
+    /// Whether any of the memory is a file's.
+    pub(crate) fn touches_files(&self) -> bool {
+        self.touches_files
+    }
+
     /// Receives from a socket into the spans from the position on, and what comes behind the last
     /// one into `tail`, without blocking. Returns how many bytes came, `tail`'s included.
     ///
