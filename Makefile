@@ -22,6 +22,11 @@ simulate: ## Run whole engines in virtual time (KVFERRY_SEED=n repeats one run).
 soak: ## Simulate with fresh seeds for a while (SECONDS=n, default 600).
 	KVFERRY_SOAK_SECONDS=$(or $(SECONDS),600) $(MAKE) simulate
 
+.PHONY: loom
+loom: ## Try what threads share under every interleaving (loom), in a few seconds once built.
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" \
+		$(CARGO) test --locked --release -p kvferry-loom
+
 .PHONY: fuzz
 fuzz: ## Fuzz every parser (SECONDS=n for each, default 60); needs nightly Rust and cargo-fuzz.
 	SECONDS_EACH=$(or $(SECONDS),60) fuzz/run
@@ -43,7 +48,7 @@ test-python: ## Install the wheel into an environment of its own and test it (SE
 	python/test
 
 .PHONY: test-all
-test-all: test test-python test-abi test-rdma ## Run every test, those that need set-up included (SETUP=1 does it).
+test-all: test loom test-python test-abi test-rdma ## Run every test, those that need set-up included (SETUP=1 does it).
 
 .PHONY: lint
 lint: ## Check formatting, clippy, documentation, licences and sources.

@@ -1,16 +1,15 @@
 //! The end of a transfer, for whoever waits for it: a task, a thread, a poll loop.
 
 use std::future::Future;
-use std::io::{self, PipeReader, PipeWriter};
+use std::io::{self, PipeReader};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kvferry_proto::TransferId;
-use parking_lot::{Condvar, Mutex};
 
+use crate::ending::Ending;
 use crate::error::TransferError;
 use crate::time;
 use crate::transfer::cargo::Cargo;
@@ -42,46 +41,22 @@ pub struct Report {
 /// How a transfer ended.
 pub type Ended = Result<Report, TransferError>;
 
-#[derive(Default)]
-struct State {
-    ended: Option<Ended>,
-    /// Of all tasks that wait, each once.
-    wakers: Vec<Waker>,
-    /// Dropped at the end: the reading end then reports end of file.
-    pipe: Option<PipeWriter>,
-}
+/// The end of one transfer.
+pub(crate) struct Completion(Ending<Ended>);
 
-#[derive(Default)]
-pub(crate) struct Completion {
-    is_over: AtomicBool,
-    state: Mutex<State>,
-    over: Condvar,
+impl Default for Completion {
+    fn default() -> Self {
+        Self(Ending::new())
+    }
 }
 
 impl Completion {
     /// Ends it. A second end, which there must not be, is ignored.
     pub(crate) fn end(&self, ended: Ended) {
-        let mut state = self.state.lock();
-        if let Some(first) = &state.ended {
-            if cfg!(any(debug_assertions, feature = "simulation")) {
-                panic!("a transfer that has ended with {first:?} ends with {ended:?}");
-            }
-            return;
+        let kept = cfg!(any(debug_assertions, feature = "simulation")).then(|| ended.clone());
+        if let (Err(first), Some(ended)) = (self.0.end(ended), kept) {
+            panic!("a transfer that has ended with {first:?} ends with {ended:?}");
         }
-        state.ended = Some(ended);
-        self.is_over.store(true, Ordering::Release);
-        let wakers = std::mem::take(&mut state.wakers);
-        let pipe = state.pipe.take();
-        drop(state);
-        self.over.notify_all();
-        drop(pipe);
-        for waker in wakers {
-            waker.wake();
-        }
-    }
-
-    fn poll_ended(&self) -> Option<Ended> {
-        if self.is_over.load(Ordering::Acquire) { self.state.lock().ended.clone() } else { None }
     }
 }
 
@@ -110,7 +85,7 @@ impl Transfer {
     /// How it ended; `None` while it has not. Costs one load.
     #[must_use]
     pub fn poll(&self) -> Option<Ended> {
-        self.completion().poll_ended()
+        self.ending().poll()
     }
 
     /// Blocks this thread until it has ended, at its deadline at the latest.
@@ -119,14 +94,7 @@ impl Transfer {
     /// How it failed.
     pub fn wait(&self) -> Ended {
         self.look(Duration::MAX);
-        let completion = self.completion();
-        let mut state = completion.state.lock();
-        loop {
-            match &state.ended {
-                Some(ended) => return ended.clone(),
-                None => completion.over.wait(&mut state),
-            }
-        }
+        self.ending().wait()
     }
 
     /// Blocks this thread until it has ended, or for `patience`: `None` then.
@@ -134,14 +102,7 @@ impl Transfer {
     pub fn wait_for(&self, patience: Duration) -> Option<Ended> {
         let deadline = time::after(Instant::now(), patience);
         self.look(patience);
-        let completion = self.completion();
-        let mut state = completion.state.lock();
-        while state.ended.is_none() {
-            if completion.over.wait_until(&mut state, deadline).timed_out() {
-                break;
-            }
-        }
-        state.ended.clone()
+        self.ending().wait_until(deadline)
     }
 
     /// Asks for it to end. It ends [`Error::Cancelled`](crate::Error::Cancelled) once its target
@@ -163,12 +124,8 @@ impl Transfer {
     /// What the system says when it has no descriptor left.
     pub fn completion_fd(&self) -> io::Result<PipeReader> {
         let (reader, writer) = io::pipe()?;
-        let mut state = self.completion().state.lock();
-        if state.ended.is_none() {
-            // A former descriptor's reader is told early that there is none any more, and finds
-            // by polling that the transfer has not ended; one descriptor a transfer is meant.
-            state.pipe = Some(writer);
-        }
+        // One descriptor a transfer is meant.
+        self.ending().keep_open(writer);
         Ok(reader)
     }
 
@@ -177,13 +134,13 @@ impl Transfer {
         let began = Instant::now();
         let driver = self.cargo.driver();
         let patience = driver.spin().min(patience);
-        while !self.completion().is_over.load(Ordering::Acquire) && began.elapsed() < patience {
+        while !self.ending().is_over() && began.elapsed() < patience {
             driver.look();
         }
     }
 
-    fn completion(&self) -> &Completion {
-        self.cargo.completion()
+    fn ending(&self) -> &Ending<Ended> {
+        &self.cargo.completion().0
     }
 }
 
@@ -200,22 +157,13 @@ impl Future for &Transfer {
     type Output = Ended;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended> {
-        let mut state = self.completion().state.lock();
-        match &state.ended {
-            Some(ended) => Poll::Ready(ended.clone()),
-            None => {
-                if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-                    state.wakers.push(context.waker().clone());
-                }
-                Poll::Pending
-            }
-        }
+        self.ending().poll_or_wake(context.waker()).map_or(Poll::Pending, Poll::Ready)
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        if !self.detached && !self.completion().is_over.load(Ordering::Acquire) {
+        if !self.detached && !self.ending().is_over() {
             self.cargo.cancel();
         }
     }

@@ -28,7 +28,7 @@
 //! | [`session`] | one peer: handshake, back-off, lanes, transfers, liveness | none |
 //! | [`serve`] | the owner's side; [`serve::inbound`] is its state machine | lanes |
 //! | `remote` | the copy of a peer's table, and handles into it | none |
-//! | `request`, `completion` | what a caller asks for, and the end it waits for | none |
+//! | `request`, `completion`, `ending` | what a caller asks for, and the end it waits for | none |
 //! | `inbox` | notifications that wait for the program, each peer with a fair share of the room | none |
 //! | `passage` | the fence: how permission to touch memory is withdrawn for certain | none |
 //! | `peer` | the driver of one session | lanes |
@@ -38,7 +38,7 @@
 //! | [`bootstrap`] | where workers of a prefill deployment register and are found; [`bootstrap::table`] is its state machine | sockets |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
 //! | `simulation` | engines in virtual time, driven by hand (feature `simulation`) | socket pairs |
-//! | `engine`, `builder`, `core`, `lanes`, `net`, `transports`, `error`, `time` | the whole, its settings, addresses, errors | |
+//! | `engine`, `builder`, `core`, `lanes`, `net`, `transports`, `error`, `sync`, `time` | the whole, its settings, addresses, errors | |
 #![forbid(unsafe_code)]
 
 /// Whether a guard is taken away here, to see that a simulation finds it out. Never, in an engine.
@@ -60,6 +60,7 @@ mod builder;
 mod completion;
 mod control;
 mod core;
+mod ending;
 mod engine;
 mod error;
 mod inbox;
@@ -77,6 +78,7 @@ pub mod serve;
 pub mod session;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod sync;
 mod time;
 pub mod topology;
 pub mod transfer;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::ControlFlow;
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard};
 
 /// What is needed to do some work, held by whoever is at it. Threads that bring work lay it down
 /// where everybody can find it, and then [`run`](Self::run): whoever finds nobody at it does what

@@ -42,3 +42,4 @@ pub mod lanes;
 pub mod local;
 pub mod memory;
 pub mod rdma;
+mod sync;

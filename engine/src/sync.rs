@@ -1,0 +1,6 @@
+//! Locks and atomics of what is also compiled against loom, which tries their interleavings:
+//! `tests/loom` has another module of this name.
+
+pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) use parking_lot::{Condvar, Mutex};

@@ -1,0 +1,4 @@
+//! Locks of what is also compiled against loom, which tries their interleavings: `tests/loom` has
+//! another module of this name.
+
+pub(crate) use parking_lot::{Mutex, MutexGuard};
