@@ -23,6 +23,9 @@ pub(crate) struct EngineFacts {
     pub(crate) latencies: Vec<Duration>,
     /// Of that, the time until the call that submits had returned.
     pub(crate) posts: Vec<Duration>,
+    /// What part of a transfer's time it took to plan it and to write its requests: of the transfer
+    /// of which that was the largest.
+    pub(crate) planning_share: f64,
     /// After coalescing, of all transfers together.
     pub(crate) descriptors: u64,
     /// Frames that carried them.
@@ -44,6 +47,11 @@ impl Carried {
     pub(crate) fn transport(&self) -> &'static str {
         self.report.transport
     }
+
+    fn planning_share(&self) -> f64 {
+        let Report { planning, encoding, elapsed, .. } = self.report;
+        (planning + encoding).as_secs_f64() / elapsed.as_secs_f64()
+    }
 }
 
 impl EngineFacts {
@@ -58,6 +66,7 @@ impl EngineFacts {
             transport,
             latencies: carried.iter().map(|carried| carried.latency).collect(),
             posts: carried.iter().map(|carried| carried.post).collect(),
+            planning_share: carried.iter().map(Carried::planning_share).fold(0.0, f64::max),
             descriptors: carried.iter().map(|carried| carried.report.descriptors).sum(),
             slices: carried.iter().map(|carried| carried.report.slices).sum(),
             lanes,

@@ -49,6 +49,9 @@ pub(crate) struct Run {
     pub(crate) p999_us: f64,
     /// Of that, until the call that submits returned: the median.
     pub(crate) post_us: f64,
+    /// What part of a transfer's time it took to resolve, check and plan it, and to write the requests
+    /// for its slices: the median of the iterations, of each its transfer with the largest.
+    pub(crate) planning_share: f64,
     /// An iteration's time divided by its blocks: what a block costs among many.
     pub(crate) block_us: f64,
     /// Of both processes, and of each.

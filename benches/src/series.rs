@@ -67,6 +67,8 @@ struct Measured {
     /// Of its transfers, run by run.
     latencies: Vec<Vec<Duration>>,
     posts: Vec<Duration>,
+    /// Run by run.
+    planning_shares: Vec<f64>,
     /// Of the last run: they are all alike.
     facts: EngineFacts,
     floor: Option<FloorRuns>,
@@ -109,7 +111,7 @@ impl Series {
         }
 
         let (mut engine, mut latencies) = (Samples::default(), Vec::new());
-        let mut posts = Vec::new();
+        let (mut posts, mut planning_shares) = (Vec::new(), Vec::new());
         for iteration in 0..self.iterations {
             progress.advance(&name, iteration, self.iterations);
             // Whoever is first finds the caches as the last pair left them: they take turns.
@@ -122,6 +124,7 @@ impl Series {
             engine.0.push(sample);
             latencies.push(said.latencies.clone());
             posts.extend_from_slice(&said.posts);
+            planning_shares.push(said.planning_share);
             facts = said;
             if !floor_first {
                 self.add_floor(pair, &mut floor, &mut note)?;
@@ -131,6 +134,7 @@ impl Series {
             engine,
             latencies,
             posts,
+            planning_shares,
             facts,
             floor,
             page_bytes: pair.page_bytes(),
@@ -241,6 +245,7 @@ impl Series {
             p99_us: times.p99_us,
             p999_us: times.p999_us,
             post_us: post.p50_us,
+            planning_share: median(&measured.planning_shares).context("nothing was planned")?,
             block_us: engine.median_of(|sample| micros(sample.elapsed))?
                 / self.shape.count() as f64,
             cpu_s_per_gib: engine.per_gib(bytes, cpu)?,

@@ -94,7 +94,7 @@ pub(crate) fn of_latencies(runs: &[Run]) -> String {
     if with_floor {
         headings.extend(["floor p50", "p50 x (range)", "p99 x"]);
     } else {
-        headings.extend(["descriptors", "pages"]);
+        headings.extend(["descriptors", "planned", "pages"]);
     }
     let mut table = Table::new(&headings, 2);
     for run in runs {
@@ -111,11 +111,14 @@ pub(crate) fn of_latencies(runs: &[Run]) -> String {
             cells.push(as_floor(run).unwrap_or_default());
             cells.push(run.p99_of_floor.map(|x| format!("{x:.2}")).unwrap_or_default());
         } else {
-            cells.extend([run.descriptors.to_string(), size(run.page_kib as u64 * 1024)]);
+            cells.push(run.descriptors.to_string());
+            cells.push(format!("{:.1} %", run.planning_share * 100.0));
+            cells.push(size(run.page_kib as u64 * 1024));
         }
         table.row(cells);
     }
-    format!("\nOf a transfer, and of a block among all:\n{}", table.render())
+    let planned = if with_floor { "" } else { "; planned: the share of planning and encoding" };
+    format!("\nOf a transfer, and of a block among all{planned}:\n{}", table.render())
 }
 
 /// What the floors did, and what they are worth; nothing where there are none.
@@ -174,6 +177,80 @@ fn cpu(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::{Memory, Op};
+    use crate::pace::Pace;
+    use crate::report::SYSTEM;
+
+    /// What a terminal and the documentation have room for.
+    const MOST_COLUMNS: usize = 110;
+
+    /// Figures as long as they come: a million blocks, milliseconds, ratios of three digits.
+    fn long(with_floor: bool) -> Run {
+        let floor = |figure: f64| with_floor.then_some(figure);
+        Run {
+            system: SYSTEM,
+            transport: "tcp",
+            lanes: 2,
+            op: Op::Write,
+            pace: Pace::Bulk,
+            block_bytes: 64 << 10,
+            total_bytes: 256 << 20,
+            transfers: 64,
+            transfer_blocks: 1_000_000,
+            threads: 16,
+            in_flight: 64,
+            contiguous: false,
+            memory: Memory::Shared,
+            iterations: 9,
+            seed: 1,
+            verified: true,
+            gbps: 12.34,
+            gbps_min: 5.67,
+            gbps_max: 23.45,
+            p50_us: 123_450.0,
+            p99_us: 234_560.0,
+            p999_us: 345_670.0,
+            post_us: 999_990.0,
+            planning_share: 0.1234,
+            block_us: 999.9,
+            cpu_s_per_gib: 1.234,
+            initiator_cpu_s_per_gib: 0.617,
+            target_cpu_s_per_gib: 0.617,
+            descriptors: 1_000_000,
+            slices: 1024,
+            page_kib: 2048,
+            floor_gbps: floor(23.45),
+            floor_gbps_min: floor(12.34),
+            floor_gbps_max: floor(34.56),
+            floor_ratio: floor(1.084),
+            floor_ratio_min: floor(0.501),
+            floor_ratio_max: floor(1.842),
+            floor_p50_us: floor(123_450.0),
+            floor_p99_us: floor(234_560.0),
+            floor_p999_us: floor(345_670.0),
+            p50_of_floor: floor(1.23),
+            p50_of_floor_min: floor(0.98),
+            p50_of_floor_max: floor(12.34),
+            p99_of_floor: floor(12.34),
+            floor_strategy: with_floor.then(|| "2 connections a thread, receiver polls".into()),
+            floor_cpu_s_per_gib: floor(1.234),
+            floor_initiator_cpu_s_per_gib: floor(0.617),
+            floor_target_cpu_s_per_gib: floor(0.617),
+            iperf3_gbps: floor(23.45),
+            floor_counts: with_floor.then_some(true),
+        }
+    }
+
+    #[test]
+    fn tables_of_long_figures_are_no_wider_than_a_page() {
+        for with_floor in [false, true] {
+            let runs = [long(with_floor)];
+            for text in [of_rates(&runs), of_latencies(&runs), of_floors(&runs)] {
+                let widest = text.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+                assert!(widest <= MOST_COLUMNS, "{widest} columns:\n{text}");
+            }
+        }
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

@@ -36,6 +36,10 @@ pub struct Report {
     pub by_reference: bool,
     /// From submission to its end.
     pub elapsed: Duration,
+    /// Of that, until it was resolved, checked and planned.
+    pub planning: Duration,
+    /// What it took to write the requests for its slices, beside other work.
+    pub encoding: Duration,
 }
 
 /// How a transfer ended.

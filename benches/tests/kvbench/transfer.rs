@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::program::{is_positive, kvbench, measured, refused};
 
 /// What every run has.
-const FIGURES: [&str; 13] = [
+const FIGURES: [&str; 14] = [
     "gbps",
     "gbps_min",
     "gbps_max",
@@ -13,6 +13,7 @@ const FIGURES: [&str; 13] = [
     "p99_us",
     "p999_us",
     "post_us",
+    "planning_share",
     "block_us",
     "initiator_cpu_s_per_gib",
     "target_cpu_s_per_gib",
@@ -56,6 +57,7 @@ fn every_combination_is_measured_and_verified() {
         assert!(in_order(&["gbps_min", "gbps", "gbps_max"]), "{run}");
         assert!(in_order(&["post_us", "p50_us", "p99_us", "p999_us"]), "{run}");
         assert!(in_order(&["block_us", "p50_us"]), "{run}");
+        assert!(run["planning_share"].as_f64().unwrap() < 1.0, "{run}");
         for name in ["floor_gbps", "floor_ratio", "floor_strategy", "iperf3_gbps"] {
             assert!(run.as_object().unwrap()[name].is_null(), "{name} of {run}");
         }

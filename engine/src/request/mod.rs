@@ -98,6 +98,7 @@ impl Request {
         let begun = time::now();
         let Resolved { incarnation, plan, regions, remotes } =
             Resolved::new(&self.peer, self.op, &self.local, &self.remote)?;
+        let planning = time::now().saturating_duration_since(begun);
         let allowed = self.deadline.unwrap_or_else(|| {
             DEADLINE_BASE + Duration::from_millis(plan.bytes() / DEADLINE_BYTES_PER_MS)
         });
@@ -120,6 +121,7 @@ impl Request {
             notification: self.notification,
             by_reference,
             begun,
+            planning,
             deadline,
         };
         let locals = regions.iter().map(|region| region.memory()).collect::<Result<_, _>>()?;

@@ -2,7 +2,7 @@
 //! to touch it, and the end.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,8 @@ pub(crate) struct Terms {
     /// Whether its slices may go by reference, on lanes where that is possible.
     pub(crate) by_reference: bool,
     pub(crate) begun: Instant,
+    /// How long it took to resolve, check and plan it.
+    pub(crate) planning: Duration,
     pub(crate) deadline: Instant,
 }
 
@@ -92,6 +94,8 @@ pub(crate) struct Cargo {
     permit: AtomicU8,
     /// What has carried any of it, and whether by reference: a bit each.
     carried_by: AtomicU8,
+    /// How long it took to write its requests so far.
+    encoding_ns: AtomicU64,
     completion: Completion,
     uses: Mutex<Vec<RegionUse>>,
 }
@@ -115,6 +119,7 @@ impl Cargo {
             id: OnceLock::new(),
             permit: AtomicU8::new(OPEN),
             carried_by: AtomicU8::new(0),
+            encoding_ns: AtomicU64::new(0),
             completion: Completion::default(),
             uses: Mutex::default(),
         }
@@ -260,7 +265,8 @@ impl Cargo {
     /// Appends the request for a slice to `out`: prefix, head and the remote spans.
     pub(crate) fn encode_slice(&self, out: &mut Vec<u8>, post: &Post, crc32c: Option<u32>) {
         let Some(slice) = self.plan.slices().get(post.slice as usize) else { return };
-        let remaining = self.terms.deadline.saturating_duration_since(time::now());
+        let begun = time::now();
+        let remaining = self.terms.deadline.saturating_duration_since(begun);
         let head = SliceHead {
             transfer: self.id(),
             floor: post.floor,
@@ -284,7 +290,7 @@ impl Cargo {
                     writer.push(NO_GRANT, region, run.local_descriptor());
                 }
             });
-            return;
+            return self.encoded_since(begun);
         }
         let (kind, payload_bytes) = match self.terms.op {
             Op::Write => (Kind::Write, slice.bytes),
@@ -297,6 +303,13 @@ impl Cargo {
             self.terms.op == Op::Write && self.plan.slices().len() == 1 && !self.terms.by_reference;
         let notification = self.terms.notification.as_deref().filter(|_| rides);
         head.encode(out, prefix, notification, targets);
+        self.encoded_since(begun);
+    }
+
+    fn encoded_since(&self, begun: Instant) {
+        let took = time::now().saturating_duration_since(begun);
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.encoding_ns.fetch_add(took_ns, Ordering::Relaxed);
     }
 
     /// It is over: fences its memory here, then tells its caller.
@@ -315,6 +328,8 @@ impl Cargo {
                     transport: self.transports(),
                     by_reference: self.carried_by.load(Ordering::Relaxed) & BY_REFERENCE != 0,
                     elapsed: time::now().saturating_duration_since(self.terms.begun),
+                    planning: self.terms.planning,
+                    encoding: Duration::from_nanos(self.encoding_ns.load(Ordering::Relaxed)),
                 })
             }
             Outcome::Failed(cause, remote) => {
