@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod cases;
+mod resolve;
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -35,8 +36,14 @@ fn main() -> ExitCode {
             let inside = counted(|| cases::decode_all(black_box(&frames)));
             assert_eq!(inside, Ok(DESCRIPTORS.into()));
         }
+        "resolve" => {
+            let engines = resolve::Engines::start();
+            let request = engines.request();
+            let refused = counted(|| black_box(request).submit());
+            engines.expect_last_refused(refused.err());
+        }
         // Cargo runs every benchmark, this one for nothing: it counts under callgrind only.
-        _ => println!("plan-apart plan-scattered plan-strided encode decode"),
+        _ => println!("plan-apart plan-scattered plan-strided encode decode resolve"),
     }
     ExitCode::SUCCESS
 }

@@ -11,7 +11,7 @@ pub(crate) const BLOCK_BYTES: u32 = 4096;
 const DESCRIPTORS_PER_FRAME: usize = 250;
 
 /// The numbers below 10^6 in an order without a pattern that a branch predictor could learn.
-fn shuffled(mut state: u64) -> Vec<u64> {
+pub(crate) fn shuffled(mut state: u64) -> Vec<u64> {
     let mut order: Vec<u64> = (0..u64::from(DESCRIPTORS)).collect();
     for last in (1..order.len()).rev() {
         // Knuth's MMIX generator; its upper bits are the good ones.
