@@ -189,7 +189,10 @@ fn local_pieces<'a>(
             },
             LocalPiece::Address { address, length } => {
                 let (address, length) = (*address, *length);
-                let known = last.as_ref().filter(|(region, _)| region.contains(address, length));
+                // A range of no bytes lies in no region, whatever was named before it.
+                let known = last.as_ref();
+                let known =
+                    known.filter(|(region, _)| length > 0 && region.contains(address, length));
                 let (base, number) = match known {
                     Some((region, number)) => (region.base(), *number),
                     None => {

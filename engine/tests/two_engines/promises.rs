@@ -370,3 +370,17 @@ async fn many_small_transfers_from_many_threads_all_arrive() {
     assert_eq!(peer.status().open_lanes, initiator.engine.status().lanes_opened);
     assert!(owner.engine.status().lanes_accepted <= 8);
 }
+
+#[tokio::test]
+async fn an_address_of_no_bytes_is_in_no_region_wherever_it_stands_in_the_list() {
+    let (owner, initiator, peer) = pair().await;
+    let (here, there) = (initiator.cache.base(), owner.cache.base());
+    for ranges in [vec![(here, 0)], vec![(here, 16), (here + 16, 0)]] {
+        let remote = ranges.iter().map(|(at, length)| (at - here + there, *length));
+        let (local, remote) =
+            (LocalSpans::addresses(ranges.clone()), RemoteSpans::addresses(remote));
+        let error = peer.write(local, remote).await.unwrap_err();
+        assert!(matches!(error.cause, Error::NotRegistered { length: 0, .. }), "{error}");
+        assert_eq!(error.remote, Remote::Untouched);
+    }
+}
