@@ -16,8 +16,8 @@ pub struct RemoteGrant {
     pub(crate) id: GrantId,
     access: Access,
     expires: Option<Instant>,
-    /// Sorted by region and offset.
-    spans: Vec<RemoteSpan>,
+    /// Sorted by region and offset; `None` where they are not known here.
+    spans: Option<Vec<RemoteSpan>>,
 }
 
 impl RemoteGrant {
@@ -43,8 +43,17 @@ impl RemoteGrant {
             id: ticket.grant,
             access: ticket.access,
             expires: time::now().checked_add(Duration::from_millis(ticket.remaining_ms)),
-            spans,
+            spans: Some(spans),
         })
+    }
+
+    /// A grant of which the owner's program told no more than its name, where a ticket would be long
+    /// beside what is said otherwise. What it covers, and until when, is left to the owner to check,
+    /// slice by slice: a transfer that reaches beyond is refused there, and not here before its first
+    /// byte.
+    #[must_use]
+    pub fn named(owner: Incarnation, id: GrantId, access: Access) -> Self {
+        Self { owner, id, access, expires: None, spans: None }
     }
 
     /// The engine that gave it.
@@ -65,22 +74,24 @@ impl RemoteGrant {
         self.access
     }
 
-    /// What is left of its time.
+    /// What is left of its time, as far as that is known here.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.expires.map_or(Duration::MAX, |expires| expires.saturating_duration_since(time::now()))
     }
 
-    /// The spans that it covers, sorted by region and offset.
+    /// The spans that it covers, sorted by region and offset. None for one that is known by its name
+    /// only.
     #[must_use]
     pub fn spans(&self) -> &[RemoteSpan] {
-        &self.spans
+        self.spans.as_deref().unwrap_or_default()
     }
 
+    /// Whether nothing that is known here speaks against a range.
     pub(crate) fn covers(&self, region: RegionId, offset: u64, length: u64) -> bool {
-        let behind =
-            self.spans.partition_point(|span| (span.region, span.offset) <= (region, offset));
-        behind.checked_sub(1).and_then(|at| self.spans.get(at)).is_some_and(|span| {
+        let Some(spans) = &self.spans else { return true };
+        let behind = spans.partition_point(|span| (span.region, span.offset) <= (region, offset));
+        behind.checked_sub(1).and_then(|at| spans.get(at)).is_some_and(|span| {
             span.region == region && offset + length <= span.offset + span.length
         })
     }

@@ -298,6 +298,35 @@ async fn a_grant_permits_what_it_lists_to_whom_it_names() {
 }
 
 #[tokio::test]
+async fn of_a_grant_known_by_its_name_the_owner_checks_what_it_covers() {
+    let (owner, initiator) = hosts().await;
+    owner.layer.publish("layer.0").unwrap();
+    let peer = initiator.engine.connect(owner.engine.address()).await.unwrap();
+    let remote = peer.layout("layer.0").unwrap();
+    let (local, me) = (&initiator.layer, initiator.engine.incarnation());
+    let span = owner.layer.block(4).unwrap();
+    let grant = owner.engine.grant([span], me, Access::Write, Duration::from_secs(60)).unwrap();
+    let named = |owner| Arc::new(RemoteGrant::named(owner, grant.id(), Access::Write));
+    let granted = named(owner.engine.incarnation());
+    fill(&initiator.cache, 5);
+    peer.write(local.blocks([1]), remote.blocks([4]).under(&granted)).await.unwrap();
+    assert_eq!(read_block(&owner.cache, 4), read_block(&initiator.cache, 1));
+    let error =
+        peer.write(local.blocks([1]), remote.blocks([5]).under(&granted)).await.unwrap_err();
+    assert!(matches!(error.cause, Error::Refused { .. }), "{error}");
+    assert_eq!(read_block(&owner.cache, 5), vec![0; BLOCK as usize]);
+    let foreign = named(initiator.engine.incarnation());
+    let error =
+        peer.write(local.blocks([1]), remote.blocks([4]).under(&foreign)).await.unwrap_err();
+    assert!(matches!(error.cause, Error::StaleHandle { .. }), "{error}");
+
+    grant.revoke();
+    let error =
+        peer.write(local.blocks([1]), remote.blocks([4]).under(&granted)).await.unwrap_err();
+    assert!(matches!(error.cause, Error::Refused { .. }), "{error}");
+}
+
+#[tokio::test]
 async fn an_expired_grant_permits_nothing() {
     let (owner, initiator) = hosts().await;
     owner.layer.publish("layer.0").unwrap();
