@@ -84,8 +84,8 @@ pub enum ClientError {
         /// How long was waited.
         limit: Duration,
     },
-    /// The system gives no thread.
-    #[error("starting the thread that renews a registration: {reason}")]
+    /// The system gives no thread, or nothing to wait with.
+    #[error("starting what runs it: {reason}")]
     Thread {
         /// What the system says.
         reason: String,

@@ -110,6 +110,21 @@ impl Client {
         Listing::from_json(&reply.body).map_err(|error| self.foreign(&error.to_string()))
     }
 
+    /// [`Client::query`] on this thread, for programs without a runtime.
+    ///
+    /// # Errors
+    /// As [`Client::query`], and [`ClientError::Thread`] where nothing can be run.
+    pub fn query_blocking(&self) -> Result<Listing, ClientError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| ClientError::Thread { reason: error.to_string() })?;
+        let listing = runtime.block_on(self.query());
+        // A name that is being resolved must not hold up the end.
+        runtime.shutdown_background();
+        listing
+    }
+
     fn foreign(&self, reason: &str) -> ClientError {
         ClientError::Foreign { server: self.server.clone(), reason: reason.into() }
     }
