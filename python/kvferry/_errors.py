@@ -74,3 +74,7 @@ class BackpressureError(Error):
 
 class ProtocolError(Error):
     """The peer broke the protocol."""
+
+
+class BootstrapError(Error):
+    """A bootstrap server cannot be reached, or refuses."""

@@ -235,7 +235,9 @@ class Engine:
         """Connects; returns when everything that the peer shared by then is known here."""
 
     def connect_async(self, address: str) -> Pending[Peer]: ...
-    def grant(self, spans: Span | Sequence[Span], peer: int, access: Access, ttl: float) -> Grant:
+    def grant(
+        self, spans: Span | Descriptors | Sequence[Span | Descriptors], peer: int, access: Access, ttl: float
+    ) -> Grant:
         """Grants the incarnation `peer` access to spans of this process, for a time."""
 
     def try_notification(self) -> Notification | None: ...
@@ -381,12 +383,61 @@ class RemoteGrant:
     """A permission that a peer gave."""
 
     def __new__(cls, ticket: bytes) -> Self: ...
+    @staticmethod
+    def named(owner: int, id: int, access: Access) -> RemoteGrant:
+        """A grant of which no more is known than its name. What it covers is left to the owner to check."""
+
     @property
     def id(self) -> int: ...
     @property
     def owner(self) -> int: ...
     @property
     def remaining(self) -> float: ...
+
+@final
+class BootstrapServer:
+    """A bootstrap server on a thread of its own. Leaving a `with` shuts it down."""
+
+    def __new__(cls, listen: str) -> Self:
+        """Serves at ``HOST:PORT``, port 0 for any. Raises `kvferry.Error` where that is taken."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    def shutdown(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Registration:
+    """A worker's registration with a bootstrap server, renewed in the background until it is released."""
+
+    def __new__(
+        cls,
+        server: str,
+        *,
+        engine_id: str,
+        rank: tuple[int, int, int],
+        address: str,
+        incarnation: int,
+        lease: float,
+        sizes: tuple[int | None, int | None, int | None] = (None, None, None),
+    ) -> Self:
+        """Begins to register, and returns. Ranks and sizes are data, tensor and pipeline parallel; `address`
+        is ``tcp://HOST:PORT``; `lease` is in seconds."""
+
+    def wait(self, timeout: float) -> None:
+        """Waits until it is registered. Raises `kvferry.bootstrap.BootstrapError`."""
+
+    def release(self) -> None:
+        """Ends the renewals: the server forgets the worker when the lease is over."""
 
 @final
 class Notification:
@@ -458,6 +509,7 @@ class Pairs:
         notify: builtins.bytes | None = None,
         owner: int | None = None,
         deadline: float | None = None,
+        grant: RemoteGrant | None = None,
     ) -> Post:
         """Starts a transfer that follows what the peer shares: where the copy of its table is behind, it
         catches up and is submitted once more, whether anybody polls or not. `owner` is the incarnation
@@ -490,3 +542,7 @@ Remote: TypeAlias = (
     | RemoteGrant
     | Sequence[RemoteSpan | RemoteBlocks | Descriptors | RemoteGrant]
 )
+
+def bootstrap_query(server: str, timeout: float = 30.0) -> str:
+    """Who has registered with a bootstrap server, as the JSON of its answer. Waits for a table that is
+    incomplete."""

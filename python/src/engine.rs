@@ -188,7 +188,12 @@ impl PyEngine {
         let engine = self.get(py)?;
         let access = self::access(access)?;
         let grant = engine
-            .grant(sides::spans(spans)?, Incarnation(peer), access, seconds(ttl)?)
+            .grant(
+                sides::spans(spans, engine.registry())?,
+                Incarnation(peer),
+                access,
+                seconds(ttl)?,
+            )
             .map_err(|error| raise(py, &error))?;
         let ticket = engine.ticket(&grant);
         Ok(PyGrant::new(grant, ticket))

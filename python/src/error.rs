@@ -1,5 +1,6 @@
 //! From the engine's errors to exceptions: `kvferry/_errors.py` has the classes.
 
+use kvferry_engine::bootstrap::ClientError;
 use kvferry_engine::{Error, TransferError};
 use pyo3::prelude::*;
 
@@ -53,6 +54,17 @@ fn exception(py: Python<'_>, class: &str, message: String, cause: &Error) -> PyR
     exception.setattr("retryable", cause.is_retryable())?;
     exception.setattr("backpressure", cause.is_backpressure())?;
     Ok(PyErr::from_value(exception))
+}
+
+/// An exception for what a bootstrap server did not do.
+pub(crate) fn raise_client(py: Python<'_>, error: &ClientError) -> PyErr {
+    let exception = || -> PyResult<PyErr> {
+        let class = py.import("kvferry._errors")?.getattr("BootstrapError")?;
+        let exception = class.call1((error.to_string(),))?;
+        exception.setattr("retryable", error.is_retryable())?;
+        Ok(PyErr::from_value(exception))
+    };
+    exception().unwrap_or_else(|broken| broken)
 }
 
 /// An exception for an error.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvferry_engine::{Grant, RemoteGrant};
+use kvferry_engine::{Grant, GrantId, Incarnation, RemoteGrant};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -66,6 +66,12 @@ impl PyRemoteGrant {
     fn new(py: Python<'_>, ticket: &[u8]) -> PyResult<Self> {
         let grant = RemoteGrant::from_ticket(ticket).map_err(|error| raise(py, &error))?;
         Ok(Self(Arc::new(grant)))
+    }
+
+    #[staticmethod]
+    fn named(owner: u64, id: u64, access: &str) -> PyResult<Self> {
+        let access = crate::registry::access(access)?;
+        Ok(Self(Arc::new(RemoteGrant::named(Incarnation(owner), GrantId(id), access))))
     }
 
     #[getter]

@@ -14,6 +14,7 @@
 //! | `sides` | what may be given as a side of a transfer |
 //! | `transfer` | `Transfer`, `Report` |
 //! | `grant` | `Grant`, `RemoteGrant` |
+//! | `bootstrap` | the bootstrap server, registering with one, asking one |
 //! | `descriptors` | `Descriptors`: long lists of addresses and lengths |
 //! | `post`, `posting` | a transfer of addresses that follows what its peer shares |
 //! | `foreign` | memory that belongs to Python: the only unsafe code, beside the export of buffers |
@@ -21,6 +22,7 @@
 //! | `error` | from the engine's errors to exceptions |
 #![deny(unsafe_code)]
 
+mod bootstrap;
 mod descriptors;
 mod engine;
 mod error;
@@ -57,12 +59,15 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<peer::PyRemoteSpan>()?;
     module.add_class::<transfer::PyTransfer>()?;
     module.add_class::<transfer::PyReport>()?;
+    module.add_class::<bootstrap::PyBootstrapServer>()?;
+    module.add_class::<bootstrap::PyRegistration>()?;
     module.add_class::<grant::PyGrant>()?;
     module.add_class::<grant::PyRemoteGrant>()?;
     module.add_class::<descriptors::Descriptors>()?;
     module.add_class::<posting::PyPairs>()?;
     module.add_class::<posting::PyPost>()?;
     module.add_class::<pending::Pending>()?;
+    module.add_function(wrap_pyfunction!(bootstrap::bootstrap_query, module)?)?;
     module.add_function(wrap_pyfunction!(registry::process_registry, module)?)?;
     module.add_function(wrap_pyfunction!(engine::shut_down_all, module)?)?;
     module.add_function(wrap_pyfunction!(engine::log_to_stderr, module)?)?;

@@ -13,8 +13,8 @@ use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use kvferry_engine::{
-    Ended, Error, Incarnation, LocalSpans, Peer, Remote, RemoteSpans, Request, Status, Tasks,
-    Transfer, TransferError,
+    Ended, Error, Incarnation, LocalSpans, Peer, Remote, RemoteGrant, RemoteSpans, Request, Status,
+    Tasks, Transfer, TransferError,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -40,6 +40,8 @@ pub(crate) struct Order {
     pub(crate) pairs: Arc<Pairs>,
     /// Whose addresses they are; `None` for whoever is there.
     pub(crate) owner: Option<Incarnation>,
+    /// Under what the peer's side is touched; `None` for what it shares with everybody.
+    pub(crate) grant: Option<Arc<RemoteGrant>>,
     pub(crate) notification: Option<Arc<[u8]>>,
     pub(crate) deadline: Option<Duration>,
 }
@@ -50,6 +52,9 @@ impl Order {
         let mut remote = RemoteSpans::addresses(self.pairs.remote.iter().copied());
         if let Some(owner) = self.owner {
             remote = remote.owned_by(owner);
+        }
+        if let Some(grant) = &self.grant {
+            remote = remote.under(grant);
         }
         let mut request = match self.way {
             Way::Push => self.peer.write(local, remote),

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use crate::descriptors::Descriptors;
 use crate::engine::PyEngine;
 use crate::error::raise_transfer;
+use crate::grant::PyRemoteGrant;
 use crate::layout::indices;
 use crate::peer::PyPeer;
 use crate::post::{Order, Pairs, Post, Way};
@@ -113,7 +114,7 @@ impl PyPairs {
     }
 
     /// Starts a transfer: `way` is "write" or "read", `owner` the incarnation whose addresses they are.
-    #[pyo3(signature = (engine, peer, way, *, notify=None, owner=None, deadline=None))]
+    #[pyo3(signature = (engine, peer, way, *, notify=None, owner=None, deadline=None, grant=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn post(
         &self,
@@ -124,6 +125,7 @@ impl PyPairs {
         notify: Option<&[u8]>,
         owner: Option<u64>,
         deadline: Option<f64>,
+        grant: Option<&Bound<'_, PyRemoteGrant>>,
     ) -> PyResult<PyPost> {
         let order = Order {
             peer: peer.get().0.clone(),
@@ -138,6 +140,7 @@ impl PyPairs {
             },
             pairs: self.pairs.clone(),
             owner: owner.map(Incarnation),
+            grant: grant.map(|grant| grant.get().0.clone()),
             notification: notify.map(Into::into),
             deadline: optional_seconds(deadline)?,
         };

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use kvferry_engine::{LocalSpans, RemoteGrant, RemoteSpans, Span};
+use kvferry_engine::{LocalSpans, Registry, RemoteGrant, RemoteSpans, Span};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::descriptors::Descriptors;
+use crate::error::raise;
 use crate::grant::PyRemoteGrant;
 use crate::layout::{PyBlocks, PyRemoteBlocks};
 use crate::peer::PyRemoteSpan;
@@ -63,21 +64,22 @@ fn ungranted(side: &Bound<'_, PyAny>) -> PyResult<RemoteSpans> {
     Ok(all)
 }
 
-/// Spans of this process, for a grant.
-pub(crate) fn spans(side: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
+/// Spans of this process, for a grant: descriptors are looked up in the registry.
+pub(crate) fn spans(side: &Bound<'_, PyAny>, registry: &Registry) -> PyResult<Vec<Span>> {
     if let Ok(span) = side.cast::<PySpan>() {
         return Ok(vec![span.get().0.clone()]);
     }
+    if let Ok(descriptors) = side.cast::<Descriptors>() {
+        let span = |(address, length): (u64, u64)| {
+            let region = registry.find(address, length)?;
+            region.span(address - region.base(), length)
+        };
+        let spans = descriptors.get().ranges().into_iter().map(span);
+        return spans.collect::<Result<_, _>>().map_err(|error| raise(side.py(), &error));
+    }
     let mut all = Vec::new();
-    for part in parts(side, "Span")? {
-        all.push(
-            part?
-                .cast::<PySpan>()
-                .map_err(|_| PyTypeError::new_err("a Span is needed"))?
-                .get()
-                .0
-                .clone(),
-        );
+    for part in parts(side, "Span or Descriptors")? {
+        all.extend(spans(&part?, registry)?);
     }
     Ok(all)
 }

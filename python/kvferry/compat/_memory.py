@@ -6,7 +6,7 @@ Whoever names memory by a key (its address, say) gives it back by that key, as o
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from .._errors import Error
 from .._native import Region, process_registry
@@ -15,10 +15,15 @@ from .._native import Region, process_registry
 _PATIENCE_S = 1.0
 
 
-class Shared:
-    """What one engine or agent has registered."""
+def _open_to_all(region: Region) -> None:
+    region.share("read_write")
 
-    def __init__(self) -> None:
+
+class Shared:
+    """What one engine or agent has registered. `open` lets peers at it: without, all of them may do all."""
+
+    def __init__(self, open: Callable[[Region], None] | None = None) -> None:
+        self._open = open or _open_to_all
         self._regions: dict[Hashable, list[Region]] = {}
         # Held around changes, never while anything waits.
         self._changing = threading.Lock()
@@ -29,7 +34,7 @@ class Shared:
         try:
             for _, address, length in ranges:
                 done.append(process_registry().register_address(address, length))
-                done[-1].share("read_write")
+                self._open(done[-1])
         except (Error, ValueError):
             for region in done:
                 region.unregister(0.0)
@@ -41,7 +46,7 @@ class Shared:
     def allocate(self, length: int) -> int:
         """Shares memory of the engine's own. Its address is its key."""
         region = process_registry().allocate(length)
-        region.share("read_write")
+        self._open(region)
         with self._changing:
             self._regions.setdefault(region.address, []).append(region)
         return region.address

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from ..._errors import Error
-from ..._native import Descriptors, Engine, Pairs, Post, Report, process_registry
+from ..._native import Descriptors, Engine, Pairs, Post, Region, RemoteGrant, Report, process_registry
 from .. import _letters
 from .._memory import Shared
 from . import _descs
@@ -76,7 +76,7 @@ class nixl_agent(Introductions):
         self._noting = threading.Lock()
         self.backends: dict[str, int] = {}
         self._captures_telemetry = config.capture_telemetry
-        self._memory = Shared()
+        self._memory = Shared(self.open)
         self._bytes_per_s = 0.0
         for backend in config.backends:
             self.create_backend(backend)
@@ -140,6 +140,10 @@ class nixl_agent(Introductions):
         except ValueError as error:
             raise nixlInvalidParamError(str(error)) from error
         return descs
+
+    def open(self, region: Region) -> None:
+        """Lets peers at what was registered: all of it, as NIXL does."""
+        region.share("read_write")
 
     def deregister_memory(self, dereg_list: nixlRegDList, backends: list[str] | None = None) -> None:
         """Takes memory back. Transfers that use it end; nothing touches it when this returns."""
@@ -317,9 +321,14 @@ class nixl_agent(Introductions):
         """Starts a transfer with another agent."""
         letter = _letters.closed(_KIND, self.name, notification) if notification else None
         try:
-            return pairs.post(self._engine, remote.peer, way, notify=letter, owner=remote.incarnation)
+            grant, owner = self.leave_of(remote), remote.incarnation
+            return pairs.post(self._engine, remote.peer, way, notify=letter, owner=owner, grant=grant)
         except Error as error:
             raise as_nixl(error) from error
+
+    def leave_of(self, remote: Remote) -> RemoteGrant | None:
+        """By whose leave another agent's memory is touched: as it shares it with everybody."""
+        return None
 
     def _check_there(self, descriptors: Descriptors, remote: Remote | None) -> None:
         if remote is None:
