@@ -47,8 +47,12 @@ wheel: ## Build the Python wheel, with the commands in it, for every Linux from 
 test-python: ## Install the wheel into an environment of its own and test it (SETUP=1 installs what that needs).
 	python/test
 
+.PHONY: test-vllm
+test-vllm: ## Run real vLLM servers and the real router over kvferry (SETUP=1 installs them into target/vllm).
+	tests/vllm/run
+
 .PHONY: test-all
-test-all: test loom test-python test-abi test-rdma ## Run every test, those that need set-up included (SETUP=1 does it).
+test-all: test loom test-python test-abi test-rdma test-vllm ## Run every test, those that need set-up included (SETUP=1 does it).
 
 .PHONY: lint
 lint: ## Check formatting, clippy, documentation, licences and sources.

@@ -1,0 +1,227 @@
+"""MooncakeConnector by KVFERRY_REPLACE=1, in-tree configuration, behind the real router.
+
+One prefill and one decode instance for all tests of this file, which run in order: the later ones kill and
+stop the prefill instance.
+"""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+from servers import HOST, Router, Server, at_once, body, complete, free_port, prompt, until
+
+LONG = 1500
+
+
+def transfer(role: str, engine_id: str) -> dict[str, object]:
+    """vLLM's own configuration: nothing in it is kvferry's."""
+    return {
+        "kv_connector": "MooncakeConnector",
+        "kv_role": role,
+        "engine_id": engine_id,
+        "kv_connector_extra_config": {"mooncake_protocol": "tcp"},
+    }
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode instance, and the router before them."""
+
+    logs: Path
+    prefill_port: int
+    bootstrap_port: int
+    engine_id: str
+    prefill: Server
+    decode: Server
+    router: Router
+
+    def start_prefill(self) -> Server:
+        self.prefill = start_prefill(self.logs, self.engine_id, self.prefill_port, self.bootstrap_port)
+        return self.prefill
+
+    def parameters(self) -> tuple[dict[str, object], dict[str, object]]:
+        """What the router would say to the prefill and to the decode instance."""
+        transfer_id = f"xfer-{uuid.uuid4()}"
+        first = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
+        second = {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "transfer_id": transfer_id,
+            "remote_bootstrap_addr": f"http://{HOST}:{self.bootstrap_port}",
+            "remote_engine_id": self.engine_id,
+        }
+        return first, second
+
+    def do_prefill(self, text: str) -> dict[str, object]:
+        """Does the router's part: has a prompt prefilled, and returns what to ask the decode instance
+        with."""
+        first, second = self.parameters()
+        assert complete(self.prefill.url, text, tokens=1, kv_transfer_params=first).status == 200
+        return second
+
+    def both_idle(self) -> bool:
+        return self.prefill.idle() and self.decode.idle()
+
+    def stop_prefill_worker(self) -> None:
+        """Stops the process that sends, and not the one that answers HTTP."""
+        self.prefill.signal(signal.SIGSTOP, "Worker")
+
+
+def start_prefill(logs: Path, engine_id: str, port: int, bootstrap: int) -> Server:
+    environment = {
+        "KVFERRY_REPLACE": "1",
+        "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap),
+        "VLLM_LOGGING_LEVEL": "DEBUG",  # says when it is asked for blocks
+    }
+    return Server(
+        "prefill", logs, transfer=transfer("kv_producer", engine_id), port=port, environment=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(logs: Path) -> Iterator[Pair]:
+    engine_id = f"prefill-{uuid.uuid4()}"
+    port, bootstrap = free_port(), free_port()
+    prefill = start_prefill(logs, engine_id, port, bootstrap)
+    # Small enough that blocks are used again soon.
+    decode = Server(
+        "decode",
+        logs,
+        transfer=transfer("kv_consumer", f"decode-{uuid.uuid4()}"),
+        environment={"KVFERRY_REPLACE": "1"},
+        cache_mib=12,
+    )
+    both = Pair(logs, port, bootstrap, engine_id, prefill, decode, None)  # type: ignore[arg-type]
+    try:
+        decode.up()
+        prefill.up()
+        both.router = Router(logs, "mooncake", [prefill.url, str(bootstrap)], decode.url)
+        both.router.up()
+        yield both
+    finally:
+        for process in (both.router, decode, both.prefill):
+            if process is not None:
+                process.stop()
+
+
+def test_metrics_are_there_at_zero_before_anything_happened(pair: Pair) -> None:
+    for server in (pair.prefill, pair.decode):
+        for name in ("xfer_time_seconds_count", "bytes_transferred_count", "num_descriptors_count"):
+            assert server.metric(f"vllm:mooncake_{name}") == 0
+        for name in ("num_failed_transfers", "num_failed_recvs", "num_kv_expired_reqs"):
+            assert server.metric(f"vllm:mooncake_{name}_total") == 0
+        for direction in ("sent", "received"):
+            for outcome in ("done", "failed"):
+                labels = {"direction": direction, "transport": "tcp", "outcome": outcome}
+                assert server.metric("kvferry_transfers_total", **labels) == 0
+        assert server.metric("kvferry_fallbacks_total") == 0
+
+
+def test_requests_one_by_one_give_the_tokens_of_a_lone_decode_instance(pair: Pair) -> None:
+    for length in (40, 333, LONG):
+        text = prompt(length)
+        expected = complete(pair.decode.url, text)
+        got = complete(pair.router.url, text)
+        assert got.status == 200, got.body
+        assert got.tokens == expected.tokens
+    assert pair.prefill.metric("kvferry_transfers_total", direction="sent", outcome="done") == 3
+    assert pair.decode.metric("kvferry_transfers_total", direction="received", outcome="done") == 3
+    until("all blocks are free", 10, pair.both_idle)
+
+
+def test_requests_at_once_give_the_tokens_of_a_lone_decode_instance(pair: Pair) -> None:
+    texts = [prompt(100 + 37 * number) for number in range(8)]
+    with at_once() as pool:
+        expected = [answer.tokens for answer in pool.map(lambda text: complete(pair.decode.url, text), texts)]
+        answers = list(pool.map(lambda text: complete(pair.router.url, text), texts))
+    assert [answer.status for answer in answers] == [200] * 8
+    assert [answer.tokens for answer in answers] == expected
+    until("all blocks are free", 10, pair.both_idle)
+
+
+def test_a_client_that_goes_in_mid_transfer_leaves_no_block_held(pair: Pair) -> None:
+    text = prompt(LONG)
+    second = pair.do_prefill(text)
+    pair.stop_prefill_worker()
+    request = body(text, tokens=12, stream=True, kv_transfer_params=second)
+    with httpx.Client(timeout=60) as client:
+        asking = Thread(
+            target=ask_and_go, args=(client, f"{pair.decode.url}/v1/completions", request), daemon=True
+        )
+        asking.start()
+        until("the decode instance holds blocks for it", 10, lambda: not pair.decode.idle())
+    pair.prefill.signal(signal.SIGCONT)
+    until("all blocks are free", 30, pair.both_idle)
+    assert complete(pair.router.url, prompt(100)).status == 200
+
+
+def ask_and_go(client: httpx.Client, url: str, request: dict[str, object]) -> None:
+    try:
+        client.post(url, json=request)
+    except (httpx.HTTPError, RuntimeError):
+        return
+
+
+def test_what_a_stopped_prefill_instance_sends_when_it_wakes_lands_nowhere(pair: Pair) -> None:
+    lost, kept = prompt(LONG), prompt(1700)
+    expected = complete(pair.decode.url, kept, tokens=340)
+    first, second = pair.parameters()
+    with at_once(3) as pool:
+        # It is asked for the blocks before it has them, and is stopped before it can send them.
+        losing = pool.submit(complete, pair.decode.url, lost, kv_transfer_params=second)
+        asked = f"asked for {second['transfer_id']}"
+        until("the prefill instance is asked", 20, lambda: asked in pair.prefill.said())
+        pair.stop_prefill_worker()
+        prefilling = pool.submit(complete, pair.prefill.url, lost, tokens=1, kv_transfer_params=first)
+        given_up = losing.result()
+        assert given_up.status == 500, given_up.body
+        assert given_up.seconds < 30
+        assert pair.decode.metric("vllm:mooncake_num_failed_recvs_total") > 0
+        # Its blocks go to another request: that needs more than half of all there are, as it did.
+        other = pool.submit(complete, pair.decode.url, kept, tokens=340)
+        until("the other request has its blocks", 10, lambda: not pair.decode.idle())
+        pair.prefill.signal(signal.SIGCONT)
+        assert prefilling.result().status == 200
+
+        refused = "the grant is unknown or revoked"
+        until("the prefill instance has tried to write", 20, lambda: refused in pair.prefill.said())
+        assert not other.done(), "the other request has to be there when the write is tried"
+        assert other.result().tokens == expected.tokens
+    until("all blocks are free", 10, pair.both_idle)
+    # What workers count comes with the next step.
+    assert complete(pair.router.url, prompt(100)).status == 200
+    assert pair.prefill.metric("vllm:mooncake_num_failed_transfers_total") == 1
+
+
+def test_a_prefill_instance_that_is_killed_and_started_again_serves_again(pair: Pair) -> None:
+    text = prompt(LONG)
+    second = pair.do_prefill(text)
+    pair.stop_prefill_worker()
+    with at_once(1) as pool:
+        waiting = pool.submit(complete, pair.decode.url, text, kv_transfer_params=second)
+        until("the decode instance waits for it", 10, lambda: not pair.decode.idle())
+        pair.prefill.kill()
+        answer = waiting.result()
+    assert answer.status == 500, answer.body
+    assert answer.seconds < 20
+    assert pair.decode.healthy()
+    until("the decode instance's blocks are free", 10, pair.decode.idle)
+
+    pair.start_prefill().up()
+    text = prompt(LONG)
+    expected = complete(pair.decode.url, text)
+
+    def served() -> bool:
+        got = complete(pair.router.url, text)
+        assert got.status != 200 or got.tokens == expected.tokens
+        return got.status == 200
+
+    until("the router sends requests again", 60, served)
+    assert pair.prefill.metric("kvferry_transfers_total", direction="sent", outcome="done") == 1

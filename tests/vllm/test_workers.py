@@ -1,0 +1,289 @@
+"""What kvferry's MooncakeConnector does otherwise than vLLM's, on its worker halves."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kvferry
+import msgspec
+import pytest
+import torch
+import zmq
+from kvferry.vllm.mooncake import MooncakeConnector
+from kvferry.vllm.push import BootstrapServer, PushEngine, Session
+from servers import HOST, free_port, until
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as in_tree
+from workers import Instance, config
+
+
+class Pair:
+    """A prefill and a decode worker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.port = free_port()
+        monkeypatch.setenv("VLLM_HOST_IP", HOST)
+        monkeypatch.setenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(self.port))
+        self.prefill = self.start_prefill(1.0)
+        settings = config("MooncakeConnector", "kv_consumer", mooncake_protocol="tcp")
+        self.decode = Instance(MooncakeConnector, settings, 2.0)
+
+    def start_prefill(self, value: float) -> Instance:
+        settings = config("MooncakeConnector", "kv_producer", "prefill", mooncake_protocol="tcp")
+        self.prefill = Instance(MooncakeConnector, settings, value)
+        return self.prefill
+
+    def schedule(self, transfer: str) -> None:
+        """The prefill instance has begun with a request."""
+        self._send(transfer, [])
+
+    def finish(self, transfer: str, blocks: list[int]) -> None:
+        """The prefill instance has a request's blocks."""
+        self._send(transfer, [blocks])
+
+    def _send(self, transfer: str, blocks: list[list[int]]) -> None:
+        metadata = in_tree.MooncakeConnectorMetadata()
+        metadata.reqs_to_send[f"p-{transfer}"] = (transfer, blocks)
+        self.prefill.worker.start_load_kv(metadata)
+
+    def drop(self, transfer: str) -> None:
+        """The prefill instance will not send a request: its client went, or it ended by its content."""
+        metadata = in_tree.MooncakeConnectorMetadata()
+        metadata.reqs_not_processed.add(transfer)
+        self.prefill.worker.start_load_kv(metadata)
+
+    def pull(self, transfer: str, blocks: list[int], engine: str = "prefill") -> None:
+        metadata = in_tree.MooncakeConnectorMetadata()
+        parameters = {
+            "transfer_id": transfer,
+            "remote_engine_id": engine,
+            "remote_bootstrap_addr": f"http://{HOST}:{self.port}",
+        }
+        metadata.add_new_req(f"d-{transfer}", [blocks], parameters)
+        self.decode.worker.start_load_kv(metadata)
+
+    def received(self, seconds: float = 10) -> set[str]:
+        """The next requests that the decode worker reports as received, well or badly."""
+        return set(until("a request was received", seconds, lambda: self.decode.results().finished_recving))
+
+    def sent(self, seconds: float = 10) -> set[str]:
+        return set(until("a request was sent", seconds, lambda: self.prefill.results().finished_sending))
+
+    def failed_blocks(self) -> set[int]:
+        return set(self.decode.worker.get_block_ids_with_load_errors())
+
+    def close(self) -> None:
+        self.decode.close()
+        self.prefill.close()
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    both = Pair(monkeypatch)
+    yield both
+    both.close()
+
+
+def test_a_pull_brings_the_blocks_and_nothing_else(pair: Pair) -> None:
+    before = pair.decode.blocks(list(range(16)))
+    pair.schedule("x")
+    pair.pull("x", [7, 2, 9])
+    pair.finish("x", [3, 4, 5])
+    assert pair.received() == {"d-x"}
+    assert pair.sent() == {"p-x"}
+    assert pair.failed_blocks() == set()
+    assert torch.equal(pair.decode.blocks([7, 2, 9]), pair.prefill.blocks([3, 4, 5]))
+    others = [block for block in range(16) if block not in (7, 2, 9)]
+    assert torch.equal(pair.decode.blocks(others), before[:, others])
+    assert kvferry.process_registry().grant_count == 0
+
+
+def test_both_ends_count_a_transfer(pair: Pair) -> None:
+    pair.schedule("x")
+    pair.finish("x", [3])
+    pair.pull("x", [7])
+    pair.received()
+    sent = pair.prefill.connector.get_kv_connector_stats().data
+    received = pair.decode.connector.get_kv_connector_stats().data
+    size = pair.decode.blocks([7]).nbytes
+    assert sent["kvferry_transfers"] == [["sent", "tcp", "done", size]]
+    assert received["kvferry_transfers"] == [["received", "tcp", "done", size]]
+    assert sent["bytes_transferred"] == [size]
+
+
+def test_a_prefill_worker_frees_the_blocks_of_a_failed_write_at_once(pair: Pair) -> None:
+    pair.schedule("x")
+    pair.finish("x", [3])
+    pair.drop("unknown")
+    pair.pull("unknown", [1])
+    assert pair.received() == {"d-unknown"}
+    assert pair.failed_blocks() == {1}
+    (address,) = pair.decode.worker._incarnations
+    # As if it had been started again since: what is granted is not granted to this one.
+    pair.decode.worker._incarnations[address] += 1
+    pair.pull("x", [7])
+    assert pair.received() == {"d-x"}
+    assert pair.failed_blocks() == {7}
+    assert pair.sent() == {"p-x"}
+
+
+def test_a_request_that_the_prefill_instance_drops_fails_at_once_where_it_is_waited_for(pair: Pair) -> None:
+    pair.schedule("x")
+    pair.pull("x", [7])
+    until("the pull waits", 10, lambda: pair.decode.worker._grants)
+    pair.drop("x")
+    assert pair.received() == {"d-x"}
+    assert pair.failed_blocks() == {7}
+
+
+def test_a_request_that_was_dropped_before_it_was_asked_for_fails_at_once(pair: Pair) -> None:
+    pair.schedule("x")
+    pair.drop("x")
+    pair.pull("x", [7])
+    assert pair.received() == {"d-x"}
+    assert pair.failed_blocks() == {7}
+
+
+def test_requests_that_the_prefill_worker_does_not_know_do_not_stop_it(pair: Pair) -> None:
+    pair.drop("never seen")
+    pair.finish("not scheduled", [3])
+    pair.pull("not scheduled", [7])
+    assert pair.received() == {"d-not scheduled"}
+    assert pair.failed_blocks() == set()
+    assert torch.equal(pair.decode.blocks([7]), pair.prefill.blocks([3]))
+
+
+def test_blocks_that_nobody_will_come_for_are_freed_when_they_are_ready(pair: Pair) -> None:
+    pair.schedule("x")
+    pair.drop("x")
+    pair.finish("x", [3])
+    assert pair.sent() == {"p-x"}
+
+
+def test_nobody_can_write_blocks_any_more_when_their_pull_is_reported_as_failed(pair: Pair) -> None:
+    pair.schedule("x")
+    pair.pull("x", [7])
+    (grants,) = until("the pull waits", 10, lambda: list(pair.decode.worker._grants.values()))
+    worker = pair.decode.worker
+    session = f"{HOST}{Session.mark(worker.engine.engine.incarnation, grants[0].id)}:{worker.rpc_port}"
+    source = pair.prefill.worker.kv_caches_base_addr[0] + 3 * pair.prefill.worker.block_len_per_layer[0]
+    target = worker.kv_caches_base_addr[0] + 7 * worker.block_len_per_layer[0]
+
+    def write() -> int:
+        return int(pair.prefill.worker.engine.batch_transfer_sync_write(session, [source], [target], [64]))
+
+    assert write() == 0
+    pair.drop("x")
+    assert pair.received() == {"d-x"}
+    before = pair.decode.blocks([7])
+    pair.prefill.caches[next(iter(pair.prefill.caches))][3] = 77.0
+    assert write() == -1
+    assert torch.equal(pair.decode.blocks([7]), before)
+
+
+def test_a_prefill_worker_that_started_again_is_found(pair: Pair) -> None:
+    pair.schedule("x")
+    pair.finish("x", [3])
+    pair.pull("x", [7])
+    assert pair.received() == {"d-x"}
+    pair.prefill.close()
+    until(
+        "the decode worker has forgotten it", 10, lambda: "prefill" not in pair.decode.worker._remote_agents
+    )
+    pair.start_prefill(5.0)
+    pair.schedule("y")
+    pair.finish("y", [4])
+    pair.pull("y", [8])
+    assert pair.received() == {"d-y"}
+    assert pair.failed_blocks() == set()
+    assert torch.equal(pair.decode.blocks([8]), pair.prefill.blocks([4]))
+
+
+def test_a_pull_fails_soon_after_its_prefill_worker_has_gone(pair: Pair) -> None:
+    pair.schedule("x")
+    pair.pull("x", [7])
+    until("the pull waits", 10, lambda: pair.decode.worker._grants)
+    pair.prefill.close()
+    assert pair.received() == {"d-x"}
+    assert pair.failed_blocks() == {7}
+
+
+class FakePrefill:
+    """A prefill worker's socket that answers each pull with the same bytes."""
+
+    def __init__(self, answer: Callable[[], in_tree.MooncakeXferResponse]) -> None:
+        context = zmq.Context.instance()
+        self._socket = context.socket(zmq.ROUTER)
+        self.address = f"tcp://{HOST}:{self._socket.bind_to_random_port(f'tcp://{HOST}')}"
+        self._answer = answer
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        identity, _ = self._socket.recv_multipart()
+        self._socket.send_multipart((identity, msgspec.msgpack.encode(self._answer())))
+
+
+def test_a_request_that_the_last_answer_does_not_name_has_failed(pair: Pair) -> None:
+    fake = FakePrefill(lambda: in_tree.MooncakeXferResponse(in_tree.MooncakeXferResponseStatus.FINISH))
+    entry = {"engine_id": "fake", "worker_addr": {"0": {"0": fake.address}}, "incarnation": {"0": {"0": 1}}}
+    pair.decode.worker._learn(entry)
+    pair.pull("x", [7], engine="fake")
+    assert pair.received() == {"d-x"}
+    assert pair.failed_blocks() == {7}
+
+
+def test_a_prefill_worker_of_vllms_own_is_refused(pair: Pair) -> None:
+    fake = FakePrefill(lambda: in_tree.MooncakeXferResponse(in_tree.MooncakeXferResponseStatus.FINISH))
+    pair.decode.worker._learn({"engine_id": "fake", "worker_addr": {"0": {"0": fake.address}}})
+    pair.pull("x", [7], engine="fake")
+    assert pair.received() == {"d-x"}
+    assert pair.failed_blocks() == {7}
+    assert (
+        pair.prefill.worker.engine.batch_transfer_sync_write(
+            f"{HOST}:{pair.decode.worker.rpc_port}", [], [], []
+        )
+        == -1
+    )
+
+
+def test_vllms_modules_and_this_threads_processors_are_as_they_were(pair: Pair) -> None:
+    assert in_tree.TransferEngine is not PushEngine
+    assert in_tree.MooncakeBootstrapServer is not BootstrapServer
+    assert in_tree.MooncakeConnectorWorker.__module__ == in_tree.__name__
+    assert os.sched_getaffinity(0) == set(range(os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "complaint"),
+    [
+        ({}, HOST, "mooncake_protocol is 'rdma'"),
+        ({"mooncake_protocol": "tcp", "device_name": "mlx5_0"}, HOST, "device_name is 'mlx5_0'"),
+        ({"mooncake_protocol": "tcp"}, "0.0.0.0", "set VLLM_HOST_IP"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_start(
+    settings: dict[str, Any], host: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_HOST_IP", host)
+    with pytest.raises(ValueError, match=complaint):
+        Instance(MooncakeConnector, config("MooncakeConnector", "kv_consumer", **settings), 0.0)
+
+
+def test_a_bootstrap_server_raises_where_its_port_is_taken_and_ends_twice() -> None:
+    first = BootstrapServer(HOST, 0)
+    first.shutdown()
+    first.start()
+    second = BootstrapServer(HOST, first.port)
+    with pytest.raises(kvferry.Error, match=str(first.port)):
+        second.start()
+    second.shutdown()
+    first.shutdown()
+    first.shutdown()
+
+
+def test_a_session_names_a_host_of_any_kind() -> None:
+    assert Session.parse(f"10.1.2.3{Session.mark(17, 255)}:7001") == Session("10.1.2.3:7001", 17, 255)
+    assert Session.parse(f"fd00::1{Session.mark(1, 2)}:7001") == Session("[fd00::1]:7001", 1, 2)
