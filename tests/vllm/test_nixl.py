@@ -1,0 +1,74 @@
+"""NixlConnector, which pulls, by module path behind the real router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from servers import Router, Server, at_once, complete, free_port, prompt, until
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode instance, and the router before them."""
+
+    prefill: Server
+    decode: Server
+    router: Router
+
+    def both_idle(self) -> bool:
+        return self.prefill.idle() and self.decode.idle()
+
+
+PULL = {"kv_connector": "NixlConnector", "kv_connector_module_path": "kvferry.vllm"}
+
+
+def start(logs: Path, name: str, role: str) -> Server:
+    environment = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+    return Server(name, logs, transfer={**PULL, "kv_role": role}, environment=environment)
+
+
+@pytest.fixture(scope="module")
+def pair(logs: Path) -> Iterator[Pair]:
+    prefill = start(logs, "prefill-nixl", "kv_producer")
+    decode = start(logs, "decode-nixl", "kv_consumer")
+    router = None
+    try:
+        prefill.up()
+        decode.up()
+        router = Router(logs, "nixl", [prefill.url], decode.url)
+        router.up()
+        yield Pair(prefill, decode, router)
+    finally:
+        for process in (router, decode, prefill):
+            if process is not None:
+                process.stop()
+
+
+def test_metrics_are_there_at_zero_before_anything_happened(pair: Pair) -> None:
+    for server in (pair.prefill, pair.decode):
+        for name in ("xfer_time_seconds_count", "bytes_transferred_count", "num_failed_transfers_total"):
+            assert server.metric(f"vllm:nixl_{name}") == 0
+        for outcome in ("done", "failed"):
+            assert server.metric("kvferry_transfers_total", outcome=outcome) == 0
+
+
+def test_requests_give_the_tokens_of_a_lone_decode_instance(pair: Pair) -> None:
+    texts = [prompt(length) for length in (40, 333, 1500)]
+    expected = [complete(pair.decode.url, text).tokens for text in texts]
+    for text, tokens in zip(texts, expected, strict=True):
+        got = complete(pair.router.url, text)
+        assert got.status == 200, got.body
+        assert got.tokens == tokens
+    texts = [prompt(100 + 37 * number) for number in range(8)]
+    with at_once() as pool:
+        expected = [answer.tokens for answer in pool.map(lambda text: complete(pair.decode.url, text), texts)]
+        answers = list(pool.map(lambda text: complete(pair.router.url, text), texts))
+    assert [answer.tokens for answer in answers] == expected
+    until("all blocks are free", 15, pair.both_idle)
+    moved = sum(server.metric("vllm:nixl_xfer_time_seconds_count") for server in (pair.prefill, pair.decode))
+    assert moved == 11
+    # Who moves them counts them.
+    assert pair.decode.metric("kvferry_transfers_total", direction="received", outcome="done") == 11
