@@ -193,9 +193,9 @@ impl World {
         };
         let mut told = Told::default();
         let seed = self.random.u64(..);
-        let mut answer = self.pool.put_start(self.now, seed, &start, &mut told);
-        if self.random.bool() {
-            let wanted = answer.reserved.iter().filter(|got| got.is_err()).count() as u64 * length;
+        let (mut answer, wanted) = self.pool.put_start(self.now, seed, &start, &mut told);
+        assert_eq!(wanted > 0, answer.reserved[0].as_ref().is_err_and(|why| why.is_backpressure()));
+        if wanted > 0 && self.random.bool() {
             self.make_room(wanted, true);
             self.pool.reserve(self.now, seed, &start, &mut answer, &mut told);
         }
@@ -417,13 +417,14 @@ impl World {
     fn depart(&mut self) {
         let index = self.any_peer();
         let peer = self.peers.swap_remove(index);
-        if self.random.bool() {
-            assert!(self.pool.leave(self.now, peer.incarnation));
-        } else {
-            let leaving = self.pool.unmount(self.now, peer.incarnation, peer.segment).unwrap();
+        // One that was silent for long is not known any more.
+        if self.random.bool()
+            && let Ok(leaving) = self.pool.unmount(self.now, peer.incarnation, peer.segment)
+        {
             self.pool.unmounted(self.now, &leaving);
-            self.pool.leave(self.now, peer.incarnation);
         }
+        let was_known = self.pool.leave(self.now, peer.incarnation);
+        assert!(was_known || self.now.since(peer.heard) >= settings().clients.forget);
         self.claims.retain(|claim| claim.segment != peer.segment);
         self.begun.retain(|begun| begun.client != peer.incarnation);
         self.whole.clear();

@@ -27,7 +27,8 @@ struct Places {
 }
 
 impl Pool {
-    /// Reserves room. Where there is none, [`Pool::make_room`] may help, and then [`Pool::reserve`].
+    /// Reserves room. How many bytes are still wanted, one replica of each: [`Pool::make_room`] may
+    /// help, and then [`Pool::reserve`].
     #[must_use]
     pub fn put_start(
         &self,
@@ -35,7 +36,7 @@ impl Pool {
         seed: u64,
         start: &PutStart,
         told: &mut Told,
-    ) -> PutStartAnswer {
+    ) -> (PutStartAnswer, u64) {
         let refusal = if !self.is_live(start.client) {
             Outcome::NotJoined
         } else if self.is_recovering(now) {
@@ -47,10 +48,11 @@ impl Pool {
         let reserved = vec![Err(refusal); start.puts.len()];
         let reservation = self.settings.reservation;
         let mut answer = PutStartAnswer { reserved, segments: Vec::new(), reservation };
-        if refusal == Outcome::NoSpace {
-            self.reserve(now, seed, start, &mut answer, told);
+        if refusal != Outcome::NoSpace {
+            return (answer, 0);
         }
-        answer
+        let wanted = self.reserve(now, seed, start, &mut answer, told);
+        (answer, wanted)
     }
 
     /// Tries again for what found no room. How many bytes are still wanted, one replica of each.
