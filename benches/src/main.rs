@@ -11,7 +11,7 @@
 //! | module | what stands there |
 //! |---|---|
 //! | `cli`, `size`, `pace` | the command line |
-//! | `transfer`, `mixed`, `model`, `matrix`, `ways`, `plot`, `quickstart`, `serve` | the commands |
+//! | `transfer`, `mixed`, `model`, `matrix`, `ways`, `master`, `plot`, `quickstart`, `serve` | the commands |
 //! | `sweep`, `series` | all combinations; one: warm-up, calibration, interleaved runs, figures |
 //! | `pair`, `engine_run` | both processes, and one run of the engine |
 //! | `control` | how the other process is found and led, what is said |
@@ -26,6 +26,7 @@ mod control;
 mod engine_run;
 mod floor;
 mod iperf;
+mod master;
 mod matrix;
 mod measure;
 mod memory;
@@ -68,9 +69,11 @@ fn main() -> ExitCode {
         Command::Model(args) => model::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Ways(args) => ways::run(&args),
+        Command::Master(args) => master::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Target => serve::serve_parent(),
+        Command::MasterServer { workers } => master::serve(workers),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Matrix(MatrixArgs),
     /// By which way memory is copied fastest within this host
     Ways(WaysArgs),
+    /// Look up keys at a pool's master: how many, at what cost, in how much memory
+    Master(MasterArgs),
     /// Draw the figures of earlier runs
     Plot(PlotArgs),
     /// Move a model's KV cache between two processes: a first look, in a few seconds
@@ -49,6 +51,12 @@ pub(crate) enum Command {
     /// The other process of a benchmark: started by this program, not by people
     #[command(name = crate::control::SUBCOMMAND, hide = true)]
     Target,
+    /// The master of a benchmark: started by this program, not by people
+    #[command(name = crate::master::SUBCOMMAND, hide = true)]
+    MasterServer {
+        #[arg(long)]
+        workers: u16,
+    },
 }
 
 const TRANSFER_HELP: &str = "\
@@ -282,6 +290,47 @@ pub(crate) struct WaysArgs {
     /// What blocks are shuffled and filled from
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+const MASTER_HELP: &str = "\
+The master is a process of its own, which is told of one owner that has all the keys, as after a
+restart: that is the recovery. Then clients look up keys that are there, in batches, and every answer
+is checked. Keys are as vLLM's store connector makes them: what is the same for a rank, and 64 digits.
+Processor time and memory are the master's alone. The last step looks up the same batches without a
+server, on one thread.
+
+Example:
+  One worker, one connection with eight calls in flight:
+      kvbench master --json master.json";
+
+/// Settings of `kvbench master`.
+#[derive(Debug, Args)]
+#[command(after_long_help = MASTER_HELP)]
+pub(crate) struct MasterArgs {
+    /// Objects in the pool
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    pub(crate) keys: u64,
+    /// Length of a key
+    #[arg(long, value_name = "N", default_value_t = 118, value_parser = clap::value_parser!(u16).range(110..=1024))]
+    pub(crate) key_bytes: u16,
+    /// Keys of a call
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) batch: u16,
+    /// Connections
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) clients: u32,
+    /// Calls in flight on each
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) in_flight: u32,
+    /// Threads of the master for clients
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) workers: u16,
+    /// How long is looked
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub(crate) seconds: u64,
+    /// Write the figures as JSON, `-` for standard output instead of the table: {"master": [..]}
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<Sink>,
 }
 
 /// Settings of `kvbench plot`.

@@ -4,6 +4,7 @@
 
 mod ending;
 mod garbage;
+mod master;
 mod matrix;
 mod mixed;
 mod model;
