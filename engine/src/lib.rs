@@ -96,7 +96,9 @@ pub use error::{Error, Remote, TransferError};
 pub use inbox::Notification;
 pub use net::{Endpoint, IntoEndpoint};
 pub use peer::{Peer, PeerStatus};
-pub use registry::{BlockList, Grant, Layout, LayoutView, Region, Registry, Released, Span};
+pub use registry::{
+    BlockList, Grant, Layout, LayoutView, Region, Registry, Released, Span, crc32c,
+};
 pub use remote::{RemoteBlocks, RemoteGrant, RemoteLayout, RemoteRegion, RemoteSpan};
 pub use request::{LocalSpans, RemoteSpans, Request};
 pub use transports::{Transport, Transports};

@@ -5,8 +5,10 @@
 //! | `region` | a registered range: references, who uses it, how it is given back |
 //! | `layout` | views on a region, and lists of their blocks |
 //! | `grant` | permissions that peers hold |
+//! | `checksum` | CRC-32C of spans |
 //! | `table` | what peers are told of all this, and what changed |
 
+mod checksum;
 mod grant;
 mod layout;
 mod region;
@@ -24,6 +26,7 @@ use crate::error::Error;
 use grant::GrantTable;
 use table::Table;
 
+pub use checksum::crc32c;
 pub use grant::Grant;
 pub(crate) use grant::GrantInner;
 pub use layout::{BlockList, Layout, LayoutView};

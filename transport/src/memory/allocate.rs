@@ -25,7 +25,11 @@ pub(super) struct SharedMapping {
 }
 
 impl SharedMapping {
-    pub(super) fn new(length: usize) -> Result<Self, MemoryError> {
+    /// `go_on` is asked before each piece is populated, with how many bytes are.
+    pub(super) fn new(
+        length: usize,
+        go_on: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Self, MemoryError> {
         if length == 0 {
             return Err(MemoryError::Empty);
         }
@@ -40,7 +44,7 @@ impl SharedMapping {
         let is_lendable = seal(&memfd, libc::F_SEAL_FUTURE_WRITE).is_ok();
         let page_bytes = pages::SMALL_PAGE_BYTES;
         let mut mapping = Self { base, mapped_bytes, page_bytes, memfd, is_lendable };
-        mapping.populate()?;
+        mapping.populate(go_on)?;
         mapping.page_bytes = pages::page_bytes_at(base, mapped_bytes);
         Ok(mapping)
     }
@@ -59,13 +63,16 @@ impl SharedMapping {
 
     /// Populates the range, then asks for it to be collapsed into huge pages. That the kernel
     /// cannot collapse is no error; that it has no memory is.
-    fn populate(&mut self) -> Result<(), MemoryError> {
+    fn populate(&mut self, go_on: &mut dyn FnMut(usize) -> bool) -> Result<(), MemoryError> {
         // Before the first touch, so that the pages are huge from the start where the kernel does
         // so for shared memory. It refuses where it was built without them.
         let _ = self.advise(0, self.mapped_bytes, libc::MADV_HUGEPAGE);
         let mut collapsing = true;
         for start in (0..self.mapped_bytes).step_by(ADVISE_BYTES) {
             let bytes = ADVISE_BYTES.min(self.mapped_bytes - start);
+            if !go_on(start) {
+                return Err(MemoryError::Abandoned { populated_bytes: start as u64 });
+            }
             match self.advise(start, bytes, libc::MADV_POPULATE_WRITE) {
                 Ok(()) => {}
                 // Before Linux 5.14: touching every page does the same.

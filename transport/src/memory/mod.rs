@@ -76,6 +76,12 @@ pub enum MemoryError {
         /// The length that the mapping needs.
         needed_bytes: u64,
     },
+    /// Whoever wanted the memory did not want it any more.
+    #[error("allocating memory was given up after {populated_bytes} bytes")]
+    Abandoned {
+        /// How many bytes had been populated.
+        populated_bytes: u64,
+    },
     /// What a peer lends cannot be mapped safely.
     #[error("what the peer lends cannot be mapped: {reason}")]
     NotLent {
@@ -143,7 +149,19 @@ impl Memory {
     /// # Errors
     /// [`MemoryError`] for a length of 0, one that overflows, or memory that cannot be had.
     pub fn allocate(length: usize) -> Result<Self, MemoryError> {
-        let mapping = SharedMapping::new(length)?;
+        Self::allocate_while(length, |_| true)
+    }
+
+    /// As [`Memory::allocate`], for amounts that take their time: before each 64 MiB `go_on` is
+    /// asked, with how many bytes are populated so far. Once it says no, all is given back.
+    ///
+    /// # Errors
+    /// As [`Memory::allocate`], and [`MemoryError::Abandoned`].
+    pub fn allocate_while(
+        length: usize,
+        mut go_on: impl FnMut(usize) -> bool,
+    ) -> Result<Self, MemoryError> {
+        let mapping = SharedMapping::new(length, &mut go_on)?;
         let base = mapping.base();
         let location = Location::Shared { numa: pages::numa_node(base) };
         Ok(Self(Arc::new(Inner {
