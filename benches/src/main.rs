@@ -10,7 +10,7 @@
 //!
 //! | module | what stands there |
 //! |---|---|
-//! | `cli`, `size`, `pace` | the command line |
+//! | `cli`, `pace` | the command line |
 //! | `transfer`, `mixed`, `model`, `matrix`, `ways`, `master`, `plot`, `quickstart`, `serve` | the commands |
 //! | `sweep`, `series` | all combinations; one: warm-up, calibration, interleaved runs, figures |
 //! | `pair`, `engine_run` | both processes, and one run of the engine |
@@ -44,7 +44,6 @@ mod series;
 mod serve;
 mod shape;
 mod side;
-mod size;
 mod stats;
 mod sweep;
 mod table;

@@ -13,8 +13,8 @@ use crate::pattern::Mismatch;
 use crate::progress::Progress;
 use crate::report::{Run, SYSTEM};
 use crate::shape::Shape;
-use crate::size::Size;
 use crate::stats::{Percentiles, median, micros, range};
+use kvferry_engine::size::Size;
 
 /// How often a strategy is tried before one is chosen.
 const TRIES: u32 = 3;

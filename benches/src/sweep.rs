@@ -14,7 +14,7 @@ use crate::report::Report;
 use crate::series::Series;
 use crate::shape::{MOST_BLOCKS, Shape};
 use crate::side::Setup;
-use crate::size::Size;
+use kvferry_engine::size::Size;
 
 /// As many transfers as an engine keeps open to one peer.
 const OPEN_TRANSFERS: u64 = 16_384;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::num::NonZeroU64;
 
 use crate::report::Run;
-use crate::size::Size;
+use kvferry_engine::size::Size;
 
 /// Columns of text, as wide as they need to be: some aligned to the left, the ones behind them to
 /// the right.

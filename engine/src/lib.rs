@@ -37,6 +37,7 @@
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`bootstrap`] | where workers of a prefill deployment register and are found; [`bootstrap::table`] is its state machine | sockets |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
+//! | [`size`] | sizes in bytes, as people write and read them | none |
 //! | `simulation` | engines in virtual time, driven by hand (feature `simulation`) | socket pairs |
 //! | `engine`, `builder`, `core`, `lanes`, `net`, `transports`, `error`, `sync`, `time` | the whole, its settings, addresses, errors | |
 #![forbid(unsafe_code)]
@@ -78,6 +79,7 @@ pub mod serve;
 pub mod session;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+pub mod size;
 mod sync;
 mod time;
 pub mod topology;

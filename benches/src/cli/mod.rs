@@ -16,7 +16,7 @@ pub(crate) use shared::{MeasureArgs, OtherArgs, OutputArgs};
 pub(crate) use values::{Dtype, Memory, Op, OpChoice, PagePattern, Sink, Transport};
 
 use crate::pace::Pace;
-use crate::size::Size;
+use kvferry_engine::size::Size;
 
 /// Measures how fast kvferry moves blocks of KV cache between processes, beside how fast the
 /// machine can.

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     writeln!(stdout(), "listening on {address}")?;
     stdout().flush()?;
     let limits = Limits {
-        memory_bytes: args.max_memory.map(crate::size::Size::bytes),
+        memory_bytes: args.max_memory.map(kvferry_engine::size::Size::bytes),
         silence: Duration::from_secs(args.silence),
     };
     let door = Arc::new(Door { limits, guest: Mutex::new(None), strangers: AtomicUsize::new(0) });

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// A number of bytes: never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Size(u64);
+pub struct Size(u64);
 
 /// Units, the longest name first, so that none is taken for the end of another.
 const UNITS: [(&str, u64); 7] = [
@@ -20,22 +20,27 @@ const UNITS: [(&str, u64); 7] = [
 
 /// Why something is no size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SizeError {
+pub enum SizeError {
+    /// It is no number with a unit.
     #[error(
         "`{0}` is no size: write a whole number and a unit, such as 64KiB (1024) or 64KB (1000)"
     )]
     Malformed(String),
+    /// Its unit has two meanings.
     #[error("`{0}` is no size: K, M and G alone are ambiguous; write KiB (1024) or KB (1000)")]
     Ambiguous(String),
+    /// It is nothing.
     #[error("`{0}` is 0 bytes, which moves nothing: write at least 1")]
     Zero(String),
+    /// It is beyond all bounds.
     #[error("`{0}` is more bytes than can be counted")]
     Overflow(String),
 }
 
 impl Size {
     /// The number of bytes.
-    pub(crate) fn bytes(self) -> u64 {
+    #[must_use]
+    pub fn bytes(self) -> u64 {
         self.0
     }
 }
