@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use kvferry_transport::rdma::device::HostRoot;
 
-use crate::{bootstrap, doctor, topology};
+use crate::{bootstrap, doctor, store, topology};
 
 /// Operates kvferry, the engine that moves KV caches between hosts.
 #[derive(Debug, Parser)]
@@ -23,6 +23,8 @@ enum Command {
     Doctor(doctor::Arguments),
     #[command(subcommand)]
     Bootstrap(bootstrap::Command),
+    #[command(subcommand)]
+    Store(store::Command),
 }
 
 /// Which machine to look at.
@@ -60,6 +62,7 @@ impl Arguments {
             Command::Topology(arguments) => topology::run(arguments, environment),
             Command::Doctor(arguments) => doctor::run(arguments, environment),
             Command::Bootstrap(command) => bootstrap::run(command, environment),
+            Command::Store(command) => store::run(command, environment),
         }
     }
 }

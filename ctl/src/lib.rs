@@ -6,6 +6,7 @@
 //! | [`topology`] | `kvctl topology`: which RDMA devices are used, with whom, and why not |
 //! | [`doctor`] | `kvctl doctor`: what would break or slow transfers on this host |
 //! | `bootstrap` | `kvctl bootstrap`: serve a bootstrap server, and ask one |
+//! | `store` | `kvctl store`: lend memory of this host to a pool |
 //!
 //! Commands take the root of the file system and the environment as parameters, so that what they
 //! say of any machine can be tested.
@@ -15,6 +16,7 @@ mod bootstrap;
 pub mod cli;
 pub mod doctor;
 mod page;
+mod store;
 pub mod topology;
 
 pub use cli::{Arguments, Environment, Outcome};

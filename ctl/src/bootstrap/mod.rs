@@ -32,7 +32,7 @@ pub(crate) fn run(command: &Command, environment: &Environment) -> anyhow::Resul
 }
 
 /// A time in seconds, as `60` or `0.5`.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "it is not a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
