@@ -1,10 +1,11 @@
-"""NixlConnector, which pulls, by module path behind the real router."""
+"""NixlConnector (pull) by module path behind the real router, and NixlPushConnector by a name of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import Router, Server, at_once, complete, free_port, prompt, until
@@ -23,17 +24,22 @@ class Pair:
 
 
 PULL = {"kv_connector": "NixlConnector", "kv_connector_module_path": "kvferry.vllm"}
+PUSH = {
+    "kv_connector": "KvferryNixlPushConnector",
+    "kv_connector_extra_config": {"push_registration_timeout": 5},
+}
 
 
-def start(logs: Path, name: str, role: str) -> Server:
+def start(logs: Path, name: str, role: str, transfer: dict[str, Any]) -> Server:
     environment = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
-    return Server(name, logs, transfer={**PULL, "kv_role": role}, environment=environment)
+    return Server(name, logs, transfer={**transfer, "kv_role": role}, environment=environment)
 
 
-@pytest.fixture(scope="module")
-def pair(logs: Path) -> Iterator[Pair]:
-    prefill = start(logs, "prefill-nixl", "kv_producer")
-    decode = start(logs, "decode-nixl", "kv_consumer")
+@pytest.fixture(scope="module", params=[PULL, PUSH], ids=["pull", "push"])
+def pair(logs: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    kind = request.param["kv_connector"]
+    prefill = start(logs, f"prefill-{kind}", "kv_producer", request.param)
+    decode = start(logs, f"decode-{kind}", "kv_consumer", request.param)
     router = None
     try:
         prefill.up()
@@ -71,4 +77,7 @@ def test_requests_give_the_tokens_of_a_lone_decode_instance(pair: Pair) -> None:
     moved = sum(server.metric("vllm:nixl_xfer_time_seconds_count") for server in (pair.prefill, pair.decode))
     assert moved == 11
     # Who moves them counts them.
-    assert pair.decode.metric("kvferry_transfers_total", direction="received", outcome="done") == 11
+    moved = sum(
+        server.metric("kvferry_transfers_total", outcome="done") for server in (pair.prefill, pair.decode)
+    )
+    assert moved == 11
