@@ -122,7 +122,8 @@ fn reuse_after_the_deadline(cache: Cache) {
     // Whatever is still in the target's sockets is taken out of them before this is through.
     assert!(initiator.transfer(Move { notify: Some("x".into()), ..push(&target, 0) }).is_done());
     let old = target.wrong(&pairs(0..count), 9).len();
-    let new = cache.blocks as usize - target.wrong(&pairs(0..count), 2).len();
+    let new = usize::try_from(cache.blocks).expect("a count of blocks")
+        - target.wrong(&pairs(0..count), 2).len();
     assert_eq!(new, 0, "blocks with bytes from after the end");
     // The lanes were reset, so what was queued for the stopped target was dropped, too.
     assert_eq!(old, 0, "blocks that were written after the end");
