@@ -7,8 +7,8 @@
 //!
 //! | model | what holds |
 //! |---|---|
-//! | `carried` | what is brought to a [`baton`] is done, whoever does it |
-//! | `ended` | whoever waits for an [`ending`] is told of it, however it waits |
+//! | `carried` | what is brought to a `baton` is done, whoever does it |
+//! | `ended` | whoever waits for an `ending` is told of it, however it waits |
 //!
 //! Each model is also run on a copy of the rule with its order reversed, which loom has to find out.
 #![cfg(loom)]
