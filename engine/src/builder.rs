@@ -47,7 +47,6 @@ pub struct EngineBuilder {
     notifications: usize,
     plan: PlanLimits,
     session: session::Settings,
-    local_bulk_lanes: usize,
     bootstrap: Option<BootstrapBuilder>,
 }
 
@@ -67,14 +66,13 @@ impl EngineBuilder {
             lane_advertise: None,
             transports: None,
             run_directory: None,
-            io_threads: (cores / 4).clamp(cores.min(2), 4),
+            io_threads: (cores / 4).clamp(1, 4),
             spin: Duration::from_micros(50),
             connect_timeout: Duration::from_secs(3),
             max_lanes_per_peer: 64,
             notifications: 65_536,
             plan,
             session,
-            local_bulk_lanes: (cores / 2).clamp(cores.min(2), 4),
             bootstrap: None,
         }
     }
@@ -128,8 +126,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Threads that drive lanes, and copy between processes of one host. Default: a quarter of the
-    /// cores, 2 to 4; 1 where there is one core.
+    /// Threads that drive lanes. Default: a quarter of the cores, 1 to 4.
     #[must_use]
     pub fn io_threads(mut self, threads: usize) -> Self {
         self.io_threads = threads;
@@ -145,12 +142,10 @@ impl EngineBuilder {
     }
 
     /// Lanes for large transfers to one peer, beside the one for small ones. Default: half of the
-    /// cores, 1 to 4; to a peer on this host 2 at least, where there are two cores: each is a thread
-    /// that copies.
+    /// cores, 1 to 4.
     #[must_use]
     pub fn bulk_lanes(mut self, lanes: usize) -> Self {
         self.session.bulk_lanes = lanes;
-        self.local_bulk_lanes = lanes;
         self
     }
 
@@ -371,7 +366,6 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         .map_err(Error::system("starting a lane thread"))?;
     let settings = Settings {
         session: builder.session,
-        local_bulk_lanes: builder.local_bulk_lanes,
         plan: builder.plan,
         spin: builder.spin,
         connect_timeout: builder.connect_timeout,

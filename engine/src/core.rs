@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use kvferry_proto::Incarnation;
 use kvferry_proto::frame::Prefix;
-use kvferry_proto::{Incarnation, LaneId};
 use kvferry_transport::lanes::{FramePrefix, LaneConfig, Reactor};
 use kvferry_transport::local::RunDirectory;
 use parking_lot::Mutex;
@@ -29,8 +29,6 @@ const BACKLOG_FRAMES: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) session: SessionSettings,
-    /// As [`SessionSettings::bulk_lanes`], with peers on this host.
-    pub(crate) local_bulk_lanes: usize,
     pub(crate) plan: PlanLimits,
     /// How long a thread looks for more before it sleeps.
     pub(crate) spin: Duration,
@@ -55,6 +53,7 @@ pub(crate) struct Core {
     /// Where processes of this host meet, or why this one meets none there.
     pub(crate) run_directory: Result<RunDirectory, Arc<str>>,
     reactors: Mutex<Vec<Arc<Reactor>>>,
+    next_reactor: AtomicUsize,
     next_session: AtomicU64,
     shut: AtomicBool,
     pid: u32,
@@ -83,6 +82,7 @@ impl Core {
             run_directory,
             peers: Mutex::default(),
             reactors: Mutex::new(reactors),
+            next_reactor: AtomicUsize::new(0),
             next_session: AtomicU64::new(0),
             shut: AtomicBool::new(false),
             pid: std::process::id(),
@@ -105,13 +105,11 @@ impl Core {
         self.next_session.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The thread for a lane of a session; `None` after shutdown. A session's lanes are numbered in
-    /// order, and each goes to another thread as long as there is one: large transfers are copied, or
-    /// taken off their connections, by several at once.
-    pub(crate) fn reactor(&self, session: u64, lane: LaneId) -> Option<Arc<Reactor>> {
+    /// The thread for the next lane, in turn; `None` after shutdown.
+    pub(crate) fn reactor(&self) -> Option<Arc<Reactor>> {
         let reactors = self.reactors.lock();
-        let turn = session.wrapping_add(lane.0.into()).checked_rem(reactors.len() as u64)?;
-        reactors.get(usize::try_from(turn).ok()?).cloned()
+        let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
+        reactors.get(turn.checked_rem(reactors.len())?).cloned()
     }
 
     /// Whether this is the process that the engine was started in, and not a forked child, which

@@ -6,7 +6,6 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvferry_proto::RegionId;
 use kvferry_proto::frame::{Loan, Reply, Request};
@@ -225,8 +224,6 @@ pub(crate) struct Borrowings {
     /// The other end's process, where its memory can be read.
     process: Option<Arc<PeerProcess>>,
     borrowed: Mutex<HashMap<RegionId, Borrowed>>,
-    /// Something was copied since the lane was idle.
-    landed: AtomicBool,
 }
 
 impl Borrowings {
@@ -268,16 +265,6 @@ impl Borrowings {
         drop(given_back);
     }
 
-    /// A slice was copied.
-    pub(crate) fn note_landed(&self) {
-        self.landed.store(true, Ordering::Release);
-    }
-
-    /// Whether any was since this was asked last.
-    pub(crate) fn has_landed(&self) -> bool {
-        self.landed.load(Ordering::Acquire) && self.landed.swap(false, Ordering::AcqRel)
-    }
-
     fn clear(&self) {
         let given_back = std::mem::take(&mut *self.borrowed.lock());
         drop(given_back);
@@ -300,11 +287,7 @@ pub(crate) struct Lending {
 impl Lending {
     pub(crate) fn new(lender: Lender, reach: Reach) -> Self {
         let loans = Loans::new(lender, reach.ours.is_ok());
-        let borrowings = Borrowings {
-            process: reach.theirs.ok(),
-            borrowed: Mutex::default(),
-            landed: AtomicBool::new(false),
-        };
+        let borrowings = Borrowings { process: reach.theirs.ok(), borrowed: Mutex::default() };
         Self { loans, borrowings: Arc::new(borrowings), _beacon: reach.beacon.map(Arc::new) }
     }
 

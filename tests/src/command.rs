@@ -17,7 +17,7 @@ pub struct Setup {
     pub transport: Option<String>,
     /// Where it meets processes of its host.
     pub run_directory: Option<PathBuf>,
-    /// Lanes for large transfers; 1 by default, however many cores there are.
+    /// Lanes for large transfers.
     pub bulk_lanes: Option<usize>,
     /// Bytes of a slice.
     pub slice_bytes: Option<u32>,

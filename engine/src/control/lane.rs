@@ -124,7 +124,7 @@ pub(crate) fn take_up(
     if let Some(refusal) = welcome.refusal {
         return Err(Error::LaneRefused { peer: peer.endpoint().clone(), refusal });
     }
-    let reactor = peer.core().reactor(peer.number(), lane).ok_or(Error::Shutdown)?;
+    let reactor = peer.core().reactor().ok_or(Error::Shutdown)?;
     let lending = reach.map(|reach| Lending::new(Lender::Initiator, reach));
     let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane, lending.clone()));
     peer.lanes()

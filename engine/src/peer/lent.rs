@@ -27,7 +27,6 @@ pub(super) struct SliceOf {
 pub(super) struct LentRead {
     of: SliceOf,
     cargo: Arc<Cargo>,
-    borrowings: Arc<Borrowings>,
     to: SpanList,
     from: PeerSpans,
     /// Why nothing more is copied, once that is so.
@@ -46,7 +45,7 @@ enum Stop {
 }
 
 impl LentRead {
-    pub(super) fn begin(of: SliceOf, cargo: Arc<Cargo>, borrowings: &Arc<Borrowings>) -> Incoming {
+    pub(super) fn begin(of: SliceOf, cargo: Arc<Cargo>, borrowings: &Borrowings) -> Incoming {
         let plan = cargo.plan();
         let Some(slice) = plan.slices().get(of.slice as usize) else {
             return Incoming::Violation(format!("there is no slice {}", of.slice));
@@ -62,8 +61,7 @@ impl LentRead {
             // There was no room to map it; or it is shorter than the peer's table says.
             _ => (SpanList::new(), PeerSpans::new(), Some(Stop::Failed(Error::MemoryFault))),
         };
-        let borrowings = borrowings.clone();
-        Incoming::Work(Box::new(Self { of, cargo, borrowings, to, from, stopped }))
+        Incoming::Work(Box::new(Self { of, cargo, to, from, stopped }))
     }
 }
 
@@ -103,8 +101,6 @@ impl Work for LentRead {
             Some(Stop::Unwanted) => return,
             Some(Stop::OutOfReach) => return lane.reset(),
         };
-        // Before the lane is found idle, on this same thread.
-        self.borrowings.note_landed();
         peer.event(|session, now| {
             let is_there = landed.is_ok();
             session.on_landed(now, on, transfer, slice, landed);

@@ -1,7 +1,6 @@
 //! A remote engine as seen from here: the handle, and the driver that carries out what the
 //! [session](crate::session) decides.
 
-mod alarm;
 #[cfg(feature = "simulation")]
 mod by_hand;
 mod frames;
@@ -38,7 +37,6 @@ use crate::transfer::cargo::{Cargo, Driver, Post};
 use crate::transfer::{Op, Spec};
 use crate::transports::Transport;
 
-use alarm::Alarm;
 use frames::SliceFrame;
 
 pub use handle::{Peer, PeerStatus};
@@ -97,7 +95,7 @@ impl PeerInner {
 
     /// Calls the session when its time has come, for as long as the peer is held.
     pub(crate) fn keep_time(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
-        alarm::keep_time(Arc::downgrade(self), self.alarm.clone())
+        keep_time(Arc::downgrade(self), self.alarm.clone())
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -209,7 +207,7 @@ impl PeerInner {
             (result, session.next_timeout())
         };
         self.drive();
-        self.alarm.arm(next);
+        self.arm(next);
         result
     }
 
@@ -229,20 +227,19 @@ impl PeerInner {
         });
     }
 
+    fn arm(&self, next: Option<Instant>) {
+        let Some(next) = next else { return };
+        let mut armed = self.alarm.armed.lock();
+        if armed.is_none_or(|armed| next < armed) {
+            *armed = Some(next);
+            self.alarm.rearm.notify_one();
+        }
+    }
+
     fn carry_out(self: &Arc<Self>, actions: Actions) {
         let mut frames: Vec<Box<dyn Outgoing>> = Vec::new();
         let mut frames_lane = None;
-        let mut controls = Vec::new();
-        let mut controls_lane = None;
         for action in actions {
-            let lane_of_control = match &action {
-                Action::Send { lane, .. } => Some(*lane),
-                _ => None,
-            };
-            if controls_lane != lane_of_control {
-                self.send_controls(controls_lane, &mut controls);
-                controls_lane = lane_of_control;
-            }
             let lane_of_post = match &action {
                 Action::Post { lane, .. } => Some(*lane),
                 _ => None,
@@ -257,7 +254,11 @@ impl PeerInner {
                     let post = Post { slice, answer_now, floor, by_reference };
                     frames.push(Box::new(SliceFrame::new(token, post)));
                 }
-                Action::Send { control, .. } => control.encode(&mut controls),
+                Action::Send { lane, control } => {
+                    let mut frame = Vec::new();
+                    control.encode(&mut frame);
+                    self.send(lane, &frame);
+                }
                 Action::Notify { lane, transfer, floor, token } => {
                     let mut frame = Vec::new();
                     let notification = token.terms().notification.as_deref().unwrap_or_default();
@@ -288,15 +289,7 @@ impl PeerInner {
                 }
             }
         }
-        self.send_controls(controls_lane, &mut controls);
         self.post(frames_lane, frames);
-    }
-
-    fn send_controls(&self, lane: Option<LaneId>, controls: &mut Vec<u8>) {
-        if let Some(lane) = lane {
-            self.send(lane, controls);
-            controls.clear();
-        }
     }
 
     /// Whether the peer can read what a slice is of, or may lend it, instead of a payload. Regions
@@ -368,15 +361,7 @@ impl PeerInner {
             Ok(incarnation) => tracing::info!(peer = %self.endpoint, %incarnation, "connected"),
             Err(error) => tracing::warn!(peer = %self.endpoint, %error, "not connected"),
         }
-        let settings = &self.core.settings;
-        let bulk_lanes = match self.transport() {
-            Some(Transport::Local) => settings.local_bulk_lanes,
-            Some(Transport::Tcp) | None => settings.session.bulk_lanes,
-        };
-        self.event(|session, now| {
-            session.set_bulk_lanes(bulk_lanes);
-            session.on_handshake(now, incarnation);
-        });
+        self.event(|session, now| session.on_handshake(now, incarnation));
     }
 
     pub(crate) fn offer(&self) -> Option<Offer> {
@@ -477,9 +462,35 @@ impl fmt::Debug for PeerInner {
     }
 }
 
+/// When the timer task of a peer wakes next, and how to wake it earlier.
+#[derive(Default)]
+struct Alarm {
+    armed: Mutex<Option<Instant>>,
+    rearm: Notify,
+}
+
 impl Drop for PeerInner {
     fn drop(&mut self) {
         self.replace_control(None);
-        self.alarm.dismiss();
+        // The timer task finds that there is nobody left.
+        self.alarm.rearm.notify_one();
+    }
+}
+
+/// Calls the session when its time has come, for as long as the peer is held.
+async fn keep_time(peer: Weak<PeerInner>, alarm: Arc<Alarm>) {
+    while peer.strong_count() > 0 {
+        let armed = *alarm.armed.lock();
+        let rearmed = alarm.rearm.notified();
+        match armed {
+            None => rearmed.await,
+            Some(at) => {
+                if tokio::time::timeout_at(at.into(), rearmed).await.is_err() {
+                    let Some(peer) = peer.upgrade() else { return };
+                    *alarm.armed.lock() = None;
+                    peer.event(|session, now| session.on_timeout(now));
+                }
+            }
+        }
     }
 }

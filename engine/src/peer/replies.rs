@@ -30,9 +30,9 @@ impl ReplyHandler {
     }
 
     /// What the other end has lent, or how it breaks the protocol by lending.
-    fn borrowings(&self) -> Result<&Arc<Borrowings>, String> {
+    fn borrowings(&self) -> Result<&Borrowings, String> {
         let lending = self.lending.as_ref();
-        lending.map(|lending| &lending.borrowings).ok_or_else(|| NOT_LENT_HERE.into())
+        lending.map(|lending| &*lending.borrowings).ok_or_else(|| NOT_LENT_HERE.into())
     }
 
     /// The source of a read slice is held until it has landed: for this end to copy it, or since what
@@ -107,15 +107,6 @@ impl LaneHandler for ReplyHandler {
                 if matches!(reply, Reply::Pong { .. }) { Incoming::Quiet } else { Incoming::Done }
             }
             Err(error) => Incoming::Violation(error.to_string()),
-        }
-    }
-
-    fn on_idle(&self, _lane: &Lane) {
-        let borrowings = self.lending.as_ref().map(|lending| &lending.borrowings);
-        if borrowings.is_some_and(|borrowings| borrowings.has_landed())
-            && let Some(peer) = self.peer.upgrade()
-        {
-            peer.event(|session, _| session.on_lane_idle(self.lane));
         }
     }
 

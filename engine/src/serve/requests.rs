@@ -139,8 +139,7 @@ impl RequestHandler {
                 }) =>
             {
                 self.holds.hold(transfer, slice, authority);
-                let status = Status::HeldUntilLanded;
-                reply_later(lane, Reply::Held { transfer, slice, status });
+                reply(lane, Reply::Held { transfer, slice, status: Status::HeldUntilLanded });
             }
             Ok((authority, spans)) => lane.send_bulk(Box::new(DataFrame {
                 core: self.core.clone(),
@@ -189,7 +188,7 @@ impl RequestHandler {
             Control::Landed { transfer, slice } => {
                 let status = self.holds.landed(transfer, slice);
                 self.core.initiators.count(status);
-                reply_later(lane, Reply::Held { transfer, slice, status });
+                reply(lane, Reply::Held { transfer, slice, status });
             }
         }
         Ok(Incoming::Done)
@@ -225,13 +224,6 @@ fn reply(lane: &Lane, reply: Reply) {
     let mut frame = Vec::new();
     reply.encode_plain(&mut frame);
     lane.send(&frame);
-}
-
-/// Replies once all that the initiator has sent is dealt with.
-fn reply_later(lane: &Lane, reply: Reply) {
-    let mut frame = Vec::new();
-    reply.encode_plain(&mut frame);
-    lane.send_later(&frame);
 }
 
 /// Delivers a transfer's notification that came on a lane to the program, once.

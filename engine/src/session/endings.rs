@@ -31,11 +31,8 @@ impl<T: Clone> Session<T> {
             self.lanes.unload(lane, bytes);
         }
         if let Step::SayLanded(slice) = step {
-            // Told of each by itself, a source is kept from sleeping by a stream of small frames.
-            let unsaid_bytes = self.unsaid.add(lane, id, slice, bytes);
-            if unsaid_bytes >= self.settings.window_bytes / 4 {
-                self.on_lane_idle(lane);
-            }
+            let control = Control::Landed { transfer: id, slice };
+            self.actions.push_back(Action::Send { lane, control });
             return;
         }
         self.follow(id, step);

@@ -77,15 +77,6 @@ impl LaneSet {
         missing.filter_map(|slot| slot.retry_at).min()
     }
 
-    /// Makes it so many slots for bulk. Those that hold a lane stay, so to be fewer takes that all
-    /// lanes are gone.
-    pub(super) fn resize(&mut self, bulk: usize) {
-        let used = self.slots.iter().rposition(|slot| slot.lane.is_some());
-        let used = used.max(self.lanes.values().map(|lane| lane.slot).max());
-        let slots = (bulk + 1).max(used.map_or(0, |last| last + 1));
-        self.slots.resize_with(slots, Slot::default);
-    }
-
     pub(super) fn forget_failures(&mut self) {
         for slot in &mut self.slots {
             (slot.failures, slot.retry_at) = (0, None);

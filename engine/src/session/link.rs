@@ -31,7 +31,6 @@ impl<T: Clone> Session<T> {
                 self.next_ping = now + self.settings.ping_interval;
                 self.answered = false;
                 self.lanes.forget_failures();
-                self.lanes.resize(self.settings.bulk_lanes);
             }
             Err(error) => {
                 self.give_up_all(&error);
@@ -129,8 +128,6 @@ impl<T: Clone> Session<T> {
                 self.queue(id);
             }
         }
-        // What came on it is asked for again.
-        self.unsaid.take(lane);
         for asked in self.lost.values_mut() {
             if *asked == Some(lane) {
                 *asked = None;

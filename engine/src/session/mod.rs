@@ -23,12 +23,11 @@ mod pair;
 mod schedule;
 mod settings;
 mod table;
-mod unsaid;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-use kvferry_proto::frame::{Control, Reply};
+use kvferry_proto::frame::Reply;
 use kvferry_proto::{Incarnation, LaneId, TransferId};
 
 use crate::error::Error;
@@ -36,7 +35,6 @@ use crate::net::Endpoint;
 use crate::transfer::{Outcome, Spec, TransferState};
 use lanes::LaneSet;
 use table::{Entry, Transfers};
-use unsaid::Unsaid;
 
 pub use action::Action;
 pub use settings::Settings;
@@ -85,8 +83,6 @@ pub struct Session<T> {
     to_fence: VecDeque<TransferId>,
     to_notify: VecDeque<TransferId>,
     retries: VecDeque<(Instant, TransferId)>,
-    /// Slices that have landed, of which their sources have not been told.
-    unsaid: Unsaid,
     heard: Instant,
     next_ping: Instant,
     nonce: u64,
@@ -117,7 +113,6 @@ impl<T: Clone> Session<T> {
             to_fence: VecDeque::new(),
             to_notify: VecDeque::new(),
             retries: VecDeque::new(),
-            unsaid: Unsaid::default(),
             heard: now,
             next_ping: now,
             nonce: 0,
@@ -263,7 +258,6 @@ impl<T: Clone> Session<T> {
         let reset = !self.transfers.is_empty();
         self.give_up_all(cause);
         self.link = Link::Closed;
-        self.unsaid = Unsaid::default();
         for lane in self.lanes.clear() {
             self.actions.push_back(Action::CloseLane { lane, reset });
         }
@@ -303,23 +297,6 @@ impl<T: Clone> Session<T> {
         self.hear_answer(now);
         self.settle(lane, transfer, slice, |state| state.on_landed(lane, slice, landed));
         self.pump(now);
-    }
-
-    /// How many lanes for large transfers there are from the next handshake on, beside the one for
-    /// small ones.
-    pub fn set_bulk_lanes(&mut self, bulk: usize) {
-        self.settings.bulk_lanes = bulk;
-    }
-
-    /// All that came on a lane is dealt with: the source is told of what has landed.
-    pub fn on_lane_idle(&mut self, lane: LaneId) {
-        for (transfer, slice) in self.unsaid.take(lane) {
-            // What has ended meanwhile has nobody who waits for the answer.
-            if self.transfers.get(transfer).is_some() {
-                let control = Control::Landed { transfer, slice };
-                self.actions.push_back(Action::Send { lane, control });
-            }
-        }
     }
 
     /// When [`Session::on_timeout`] wants to be called, whatever else happens.

@@ -36,10 +36,6 @@ pub trait LaneHandler: Send + Sync {
     /// A frame's prefix and head have arrived.
     fn on_frame(&self, lane: &Lane, prefix: &[u8; 16], head: &[u8]) -> Incoming;
 
-    /// All that the other end has sent is dealt with, and no frame has come in part: what waits for
-    /// company may be sent now. Called on the thread that received.
-    fn on_idle(&self, _lane: &Lane) {}
-
     /// The lane is closed and touches nothing any more. Called once.
     fn on_closed(&self, lane: &Lane, reason: &CloseReason);
 }
@@ -403,20 +399,9 @@ impl Lane {
         let Some(open) = receiver.as_mut() else { return };
         let received = open.receive_some(self, LOOK_BYTES);
         drop(receiver);
-        match received {
-            Received::Idle { in_frame: false } => self.idle(),
-            Received::Idle { in_frame: true } => {}
-            // Whatever else there is to do about it is the reactor's, which no event may tell.
-            _ => self.0.reactor.kick(self.0.token),
-        }
-    }
-
-    /// The other end is through with what it had to say: nothing is held back that it may be waiting
-    /// for.
-    pub(super) fn idle(&self) {
-        self.0.handler.on_idle(self);
-        if self.backlog_frames() > 0 {
-            self.flush();
+        // Whatever else there is to do about it is the reactor's, which no event may tell.
+        if !matches!(received, Received::Idle { .. }) {
+            self.0.reactor.kick(self.0.token);
         }
     }
 

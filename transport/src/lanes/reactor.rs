@@ -282,8 +282,10 @@ impl Turns {
             match self.receive(&lane) {
                 Received::Idle { in_frame } => {
                     turn.receive = false;
+                    // The other end is through with what it had to say: nothing is held back that
+                    // it may be waiting for.
                     if !in_frame {
-                        lane.idle();
+                        lane.flush();
                     }
                 }
                 Received::Paused => turn.receive = false,
