@@ -79,8 +79,7 @@ impl Side {
     /// What the verbs say.
     pub fn pair(&self) -> anyhow::Result<Unconnected> {
         let route = Route { port: PORT, gid: GID, pkey: PKeyIndex(0) };
-        let pair =
-            Unconnected::new(&self.context, &self.domain, &self.queue, route, CAPACITY, 4711)?;
+        let pair = Unconnected::new(&self.domain, &self.queue, route, CAPACITY, 4711)?;
         let ids: Vec<u64> = (FIRST_EXPECTED..).take(CAPACITY.announcements as usize).collect();
         pair.expect(&ids)?;
         Ok(pair)

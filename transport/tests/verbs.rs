@@ -34,7 +34,8 @@ impl StandIn {
         std::fs::copy(built(), &path).unwrap();
         // SAFETY: the stand-in's constructor does nothing.
         let library = unsafe { libloading::Library::new(&path) }.unwrap();
-        let verbs = Verbs::load_from(path.as_os_str()).unwrap();
+        // SAFETY: it has the interface of libibverbs.
+        let verbs = unsafe { Verbs::load_from(path.as_os_str()) }.unwrap();
         Self { library, verbs, _directory: directory }
     }
 
@@ -101,7 +102,7 @@ impl Ends {
         let queue = CompletionQueue::new(&context, 12).unwrap();
         let memory = Memory::allocate(1 << 16).unwrap();
         let region = domain.register(&memory, 0, 1 << 16, EVERYTHING).unwrap();
-        let (here, there) = connected(&context, &domain, &queue);
+        let (here, there) = connected(&domain, &queue);
         Self { context, domain, queue, memory, region, here, there }
     }
 
@@ -123,12 +124,8 @@ impl Ends {
     }
 }
 
-fn connected(
-    context: &Context,
-    domain: &ProtectionDomain,
-    queue: &CompletionQueue,
-) -> (QueuePair, QueuePair) {
-    let pair = || Unconnected::new(context, domain, queue, ROUTE, CAPACITY, 1).unwrap();
+fn connected(domain: &ProtectionDomain, queue: &CompletionQueue) -> (QueuePair, QueuePair) {
+    let pair = || Unconnected::new(domain, queue, ROUTE, CAPACITY, 1).unwrap();
     let (here, there) = (pair(), pair());
     there.expect(&[100, 101]).unwrap();
     let (here_address, there_address) = (here.address(), there.address());
@@ -145,11 +142,14 @@ fn is_failure(outcome: Outcome, wanted: Status) -> bool {
 
 #[test]
 fn without_the_library_the_error_says_what_to_install() {
-    let error = Verbs::load_from(OsStr::new("/nowhere/libibverbs.so.1")).unwrap_err().to_string();
+    // SAFETY: there is none.
+    let error = unsafe { Verbs::load_from(OsStr::new("/nowhere/libibverbs.so.1")) };
+    let error = error.unwrap_err().to_string();
     for part in ["/nowhere/libibverbs.so.1", "install rdma-core", "libibverbs1"] {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
-    let error = Verbs::load_from(OsStr::new("libc.so.6")).unwrap_err().to_string();
+    // SAFETY: it is loaded already, and has no function of these names.
+    let error = unsafe { Verbs::load_from(OsStr::new("libc.so.6")) }.unwrap_err().to_string();
     assert!(error.contains("ibv_get_device_list"), "what is missing in it: {error}");
 }
 
@@ -211,7 +211,7 @@ fn writes_are_in_place_when_they_are_announced() {
 fn a_queue_pair_gets_room_for_its_completions_before_it_can_post() {
     let standin = StandIn::new();
     let ends = Ends::new(&standin);
-    let another = || Unconnected::new(&ends.context, &ends.domain, &ends.queue, ROUTE, CAPACITY, 1);
+    let another = || Unconnected::new(&ends.domain, &ends.queue, ROUTE, CAPACITY, 1);
     let error = another().unwrap_err();
     assert!(
         matches!(error, VerbsError::CompletionsFull { depth: 12, free: 0, wanted: 6 }),
@@ -222,13 +222,13 @@ fn a_queue_pair_gets_room_for_its_completions_before_it_can_post() {
     let from = [ends.span(0, 8)];
     let write = Operation::Write { from: &from, to: ends.region.address_of(64) };
     ends.here.post(&[signaled(1, write)]).unwrap();
-    let Ends { here, there, ref queue, ref context, ref domain, .. } = ends;
+    let Ends { here, there, ref queue, ref domain, .. } = ends;
     drop(here);
-    let error = Unconnected::new(context, domain, queue, ROUTE, CAPACITY, 1).unwrap_err();
+    let error = Unconnected::new(domain, queue, ROUTE, CAPACITY, 1).unwrap_err();
     assert!(matches!(error, VerbsError::CompletionsFull { free: 0, .. }), "{error}");
     let mut found = Vec::new();
     assert_eq!(queue.poll(&mut found, 10).unwrap(), 1);
-    Unconnected::new(context, domain, queue, ROUTE, CAPACITY, 1).unwrap();
+    Unconnected::new(domain, queue, ROUTE, CAPACITY, 1).unwrap();
     drop(there);
 }
 
@@ -239,7 +239,7 @@ fn a_refused_queue_pair_takes_no_room() {
     let domain = ProtectionDomain::new(&context).unwrap();
     let queue = CompletionQueue::new(&context, 6).unwrap();
     standin.refuse(c"ibv_create_qp");
-    let new = || Unconnected::new(&context, &domain, &queue, ROUTE, CAPACITY, 1);
+    let new = || Unconnected::new(&domain, &queue, ROUTE, CAPACITY, 1);
     let error = new().unwrap_err().to_string();
     assert!(error.contains("ibv_create_qp failed on standin0"), "{error}");
     queue.poll(&mut Vec::new(), 1).unwrap();
@@ -258,12 +258,69 @@ fn a_full_queue_pair_says_how_many_it_took() {
     assert!(matches!(error, VerbsError::QueueFull { posted: 4 }), "{error}");
     assert!(error.is_backpressure());
     assert_eq!(standin.release(2), 2);
+    let error = ends.here.post(&work[4..]).unwrap_err();
+    assert!(
+        matches!(error, VerbsError::QueueFull { posted: 0 }),
+        "not fetched, so in the queue: {error}"
+    );
+    assert_eq!(ends.completed().len(), 2);
     ends.here.post(&work[4..]).unwrap();
     assert_eq!(standin.release(10), 4);
     let ids: Vec<u64> = ends.completed().iter().map(|(id, _)| *id).collect();
-    assert_eq!(ids, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(ids, [2, 3, 4, 5]);
     let error = ends.there.expect(&[102]).unwrap_err();
     assert!(matches!(error, VerbsError::QueueFull { posted: 0 }), "{error}");
+}
+
+#[test]
+fn requests_that_do_not_complete_by_themselves_have_room_again_with_the_next_that_does() {
+    let standin = StandIn::new();
+    let ends = Ends::new(&standin);
+    let from = [ends.span(0, 8)];
+    let operation = Operation::Write { from: &from, to: ends.region.address_of(64) };
+    let silent = Work { id: 0, signaled: false, operation };
+    ends.here.post(&[silent, silent, signaled(1, operation), silent]).unwrap();
+    assert!(ends.here.post(&[silent]).unwrap_err().is_backpressure());
+    assert_eq!(ends.completed().len(), 1);
+    ends.here.post(&[silent, silent, signaled(2, operation)]).unwrap();
+    assert!(ends.here.post(&[silent]).unwrap_err().is_backpressure());
+    assert_eq!(ends.completed().len(), 1);
+    ends.here.post(&[silent, silent, silent, silent]).unwrap();
+}
+
+#[test]
+fn what_is_of_another_device_is_refused() {
+    let standin = StandIn::new();
+    standin.devices(2);
+    let ends = Ends::new(&standin);
+    let other = standin.verbs.open(&DeviceName::new("standin1")).unwrap();
+    let queue = CompletionQueue::new(&other, 12).unwrap();
+    let error = Unconnected::new(&ends.domain, &queue, ROUTE, CAPACITY, 1).unwrap_err();
+    assert!(
+        matches!(error, VerbsError::OtherDevice { what: "the completion queue", .. }),
+        "{error}"
+    );
+    let domain = ProtectionDomain::new(&other).unwrap();
+    let region = domain.register(&ends.memory, 0, 4096, EVERYTHING).unwrap();
+    let from = [LocalSpan { region: &region, offset: 0, bytes: 8 }];
+    let write = Operation::Write { from: &from, to: ends.region.address_of(64) };
+    let error = ends.here.post(&[signaled(1, write)]).unwrap_err();
+    assert!(matches!(error, VerbsError::OtherDevice { what: "a local span", .. }), "{error}");
+    let route = Route { gid: GidIndex(256), ..ROUTE };
+    let error = Unconnected::new(&ends.domain, &ends.queue, route, CAPACITY, 1).unwrap_err();
+    assert!(matches!(error, VerbsError::GidIndex { index: 256, .. }), "{error}");
+}
+
+#[test]
+fn a_queue_pair_that_cannot_be_destroyed_says_so_and_keeps_its_room() {
+    let standin = StandIn::new();
+    let ends = Ends::new(&standin);
+    standin.refuse(c"ibv_destroy_qp");
+    let error = ends.here.destroy().unwrap_err().to_string();
+    assert!(error.contains("ibv_destroy_qp failed on standin0"), "{error}");
+    ends.queue.poll(&mut Vec::new(), 1).unwrap();
+    let error = Unconnected::new(&ends.domain, &ends.queue, ROUTE, CAPACITY, 1).unwrap_err();
+    assert!(matches!(error, VerbsError::CompletionsFull { free: 0, .. }), "{error}");
 }
 
 #[test]
@@ -287,7 +344,7 @@ fn a_chain_with_a_bad_request_is_not_posted_at_all() {
 #[test]
 fn what_lands_late_lands_in_no_memory_that_was_unregistered_or_whose_queue_pair_is_gone() {
     let standin = StandIn::new();
-    let Ends { context, domain, queue, memory, region, here, there } = Ends::new(&standin);
+    let Ends { domain, queue, memory, region, here, there, .. } = Ends::new(&standin);
     memory.copy_in(0, &[7; 8]).unwrap();
     standin.hold();
 
@@ -304,7 +361,7 @@ fn what_lands_late_lands_in_no_memory_that_was_unregistered_or_whose_queue_pair_
     queue.poll(&mut found, 10).unwrap();
 
     // A write that is under way when its queue pair goes.
-    let (here, _there) = connected(&context, &domain, &queue);
+    let (here, _there) = connected(&domain, &queue);
     let from = [LocalSpan { region: &region, offset: 0, bytes: 8 }];
     here.post(&[signaled(2, Operation::Write { from: &from, to: region.address_of(8192) })])
         .unwrap();
@@ -329,6 +386,8 @@ fn taken_down_a_queue_pair_flushes_what_is_posted_and_expected() {
     let ids: Vec<u64> = ended.iter().map(|(id, _)| *id).collect();
     assert_eq!(ids, [1, 2, 100, 101]);
     assert!(ended.iter().all(|(_, outcome)| is_failure(*outcome, Status::Flushed)), "{ended:?}");
+    let error = ends.there.post(&[signaled(3, write)]).unwrap_err();
+    assert!(matches!(error, VerbsError::QueuePairFailed) && !error.is_backpressure(), "{error}");
 }
 
 #[test]

@@ -119,8 +119,11 @@ fn check_access(found: &mut Findings, host: &Host<'_>) {
 fn try_adapters(found: &mut Findings, topology: &Topology) {
     let verbs = match Verbs::load() {
         Ok(verbs) => verbs,
-        // A missing library has been found already.
-        Err(error) => return found.note(error.to_string()),
+        // One that is missing has been found already; one that is there and does not load has not.
+        Err(error) => {
+            let fix = "install rdma-core 29 or later";
+            return found.failure(error.to_string(), fix);
+        }
     };
     for endpoint in topology.endpoints() {
         let name = &endpoint.name;

@@ -306,9 +306,10 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
             state: 0,
             peer: 0,
             requests: 0,
-            most_requests: wish.cap.max_send_wr as usize,
+            // More than was asked for, as many drivers give.
+            most_requests: wish.cap.max_send_wr.next_power_of_two() as usize * 2,
             expected: [].into(),
-            most_expected: wish.cap.max_recv_wr as usize,
+            most_expected: wish.cap.max_recv_wr.next_power_of_two() as usize * 2,
         },
     );
     let mut pair: ibv_qp = blank();
@@ -344,6 +345,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(pair: *mut ibv_qp) -> c_int {
     let mut world = world();
+    if world.is_refused("ibv_destroy_qp") {
+        return libc::EBUSY;
+    }
     // SAFETY: as `ibv_create_qp` made it.
     unsafe {
         world.pairs.remove(&(*pair).qp_num);

@@ -101,7 +101,7 @@ impl Open {
 /// Moves what is in a pipe to a socket that does not block.
 fn splice(pipe: RawFd, socket: RawFd, bytes: usize, is_last: bool) -> io::Result<usize> {
     let more = if is_last { 0 } else { libc::SPLICE_F_MORE };
-    let moved = without_signal(|| {
+    let moved = without_signal(bytes, || {
         // SAFETY: two open descriptors, and no offsets.
         unsafe {
             libc::splice(
@@ -118,8 +118,9 @@ fn splice(pipe: RawFd, socket: RawFd, bytes: usize, is_last: bool) -> io::Result
 }
 
 /// Makes a call that raises SIGPIPE where the other end is gone, and is not to: it takes no flag
-/// that says so, and the process may be one that does not ignore the signal.
-fn without_signal(call: impl FnOnce() -> isize) -> io::Result<isize> {
+/// that says so, and the process may be one that does not ignore the signal. What moved `bytes` in
+/// whole raised none; what moved some may have met the end with the rest.
+fn without_signal(bytes: usize, call: impl FnOnce() -> isize) -> io::Result<isize> {
     // SAFETY: signal sets are plain data, all zeros included, and are initialised by the calls
     // below before they are read; all pointers are to locals. Only this thread's mask changes,
     // and it is put back.
@@ -133,7 +134,8 @@ fn without_signal(call: impl FnOnce() -> isize) -> io::Result<isize> {
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, &raw mut before);
         let result = call();
         let error = io::Error::last_os_error();
-        if result < 0 && error.raw_os_error() == Some(libc::EPIPE) && !was_pending {
+        let is_short = usize::try_from(result).is_ok_and(|moved| moved < bytes);
+        if (is_short || result < 0) && !was_pending {
             let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             libc::sigtimedwait(&raw const pipe, std::ptr::null_mut(), &raw const at_once);
         }

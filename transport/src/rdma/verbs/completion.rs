@@ -1,5 +1,6 @@
 //! What has become of posted requests.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
 use std::fmt;
 use std::io;
@@ -31,8 +32,8 @@ pub(super) struct Queue {
     pub(super) queue: NonNull<ibv_cq>,
     channel: Channel,
     depth: u32,
-    room: Mutex<Room>,
-    open: Arc<Open>,
+    served: Mutex<Served>,
+    pub(super) open: Arc<Open>,
 }
 
 // SAFETY: the library's functions on a completion queue may be called from any thread; of the
@@ -41,14 +42,92 @@ unsafe impl Send for Queue {}
 // SAFETY: as above.
 unsafe impl Sync for Queue {}
 
-/// For what queue pairs may have completed at once. A queue that overflows loses completions for
-/// good, so each queue pair gets its room before it can post.
+/// The queue pairs that complete here. A queue that overflows loses completions for good, so each has
+/// its room before it can post, and posts no more than that. Held while completions are fetched.
 #[derive(Debug, Default)]
-struct Room {
-    /// Of queue pairs that exist.
+struct Served {
+    /// How many completions there may be of those that exist.
     held: u32,
-    /// Of queue pairs that are gone, whose completions may still be in the queue.
+    /// Of those that are gone, whose completions may still be in the queue.
     retired: u32,
+    /// What each has posted, by its number.
+    ledgers: BTreeMap<u32, Arc<Mutex<Ledger>>>,
+}
+
+/// What a queue pair may post, and has posted that is not known to be over.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    /// For requests.
+    requests: u32,
+    /// For announcements of the peer.
+    announcements: u32,
+    posted: u32,
+    expected: u32,
+    /// Of the requests that were posted, in order: after how many more there is one that completes.
+    until_signaled: VecDeque<u32>,
+    /// Requests after the last one that completes by itself.
+    unsignaled: u32,
+    /// One has failed: everything completes now, and what is over cannot be told apart any more.
+    has_failed: bool,
+}
+
+impl Ledger {
+    pub(super) fn new(requests: u32, announcements: u32) -> Self {
+        Self {
+            requests,
+            announcements,
+            posted: 0,
+            expected: 0,
+            until_signaled: VecDeque::new(),
+            unsignaled: 0,
+            has_failed: false,
+        }
+    }
+
+    /// How many completions there may be at once.
+    fn most(&self) -> u32 {
+        self.requests.saturating_add(self.announcements)
+    }
+
+    /// How many more requests there is room for.
+    pub(super) fn free_requests(&self) -> Result<usize, VerbsError> {
+        self.check()?;
+        Ok((self.requests - self.posted) as usize)
+    }
+
+    /// How many more announcements there is room for.
+    pub(super) fn free_announcements(&self) -> Result<usize, VerbsError> {
+        self.check()?;
+        Ok((self.announcements - self.expected) as usize)
+    }
+
+    fn check(&self) -> Result<(), VerbsError> {
+        if self.has_failed { Err(VerbsError::QueuePairFailed) } else { Ok(()) }
+    }
+
+    /// A request was posted.
+    pub(super) fn post(&mut self, signaled: bool) {
+        self.posted += 1;
+        self.unsignaled += 1;
+        if signaled {
+            self.until_signaled.push_back(std::mem::take(&mut self.unsignaled));
+        }
+    }
+
+    /// An announcement is expected.
+    pub(super) fn expect(&mut self) {
+        self.expected += 1;
+    }
+
+    /// Something was fetched from the queue: so what was posted before it is over.
+    fn complete(&mut self, outcome: Outcome) {
+        match outcome {
+            _ if self.has_failed => {}
+            Outcome::Failed { .. } => self.has_failed = true,
+            Outcome::Done => self.posted -= self.until_signaled.pop_front().unwrap_or(0),
+            Outcome::Announced { .. } => self.expected = self.expected.saturating_sub(1),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -127,7 +206,7 @@ impl CompletionQueue {
             )
         };
         let queue = NonNull::new(queue).ok_or_else(|| open.last_error("ibv_create_cq"))?;
-        Ok(Self(Arc::new(Queue { queue, channel, depth, room: Mutex::default(), open })))
+        Ok(Self(Arc::new(Queue { queue, channel, depth, served: Mutex::default(), open })))
     }
 
     /// Fetches up to `most` completions, and says how many there were. Does not wait.
@@ -136,18 +215,24 @@ impl CompletionQueue {
     /// Where the device is gone.
     pub fn poll(&self, into: &mut Vec<Completion>, most: usize) -> Result<usize, VerbsError> {
         let queue = &*self.0;
-        let retired = queue.room.lock().retired;
+        let mut served = queue.served.lock();
         let mut fetched = 0;
         while fetched < most {
             let mut room = [const { MaybeUninit::<ibv_wc>::uninit() }; AT_ONCE];
             let wanted = AT_ONCE.min(most - fetched);
             let got = queue.fetch(&mut room[..wanted])?;
-            // SAFETY: the driver has filled as many as it says.
-            into.extend(room[..got].iter().map(|entry| told(unsafe { entry.assume_init_ref() })));
+            for entry in &room[..got] {
+                // SAFETY: the driver has filled as many as it says.
+                let end = told(unsafe { entry.assume_init_ref() });
+                if let Some(ledger) = served.ledgers.get(&end.queue_pair) {
+                    ledger.lock().complete(end.outcome);
+                }
+                into.push(end);
+            }
             fetched += got;
             if got < wanted {
-                // Empty: of queue pairs that were gone before, nothing can come any more.
-                queue.room.lock().retired -= retired;
+                // Empty: of queue pairs that are gone, nothing can come any more.
+                served.retired = 0;
                 break;
             }
         }
@@ -219,22 +304,36 @@ impl Queue {
         usize::try_from(got).map_err(|_| broken())
     }
 
-    /// Sets room aside for a queue pair that may have `wanted` completions at once.
-    pub(super) fn reserve(&self, wanted: u32) -> Result<(), VerbsError> {
-        let mut room = self.room.lock();
-        let free = self.depth.saturating_sub(room.held).saturating_sub(room.retired);
+    /// Sets room aside for what a queue pair may have completed at once.
+    pub(super) fn reserve(&self, ledger: &Ledger) -> Result<(), VerbsError> {
+        let wanted = ledger.most();
+        let mut served = self.served.lock();
+        let free = self.depth.saturating_sub(served.held).saturating_sub(served.retired);
         if wanted > free {
             return Err(VerbsError::CompletionsFull { depth: self.depth, free, wanted });
         }
-        room.held += wanted;
+        served.held += wanted;
         Ok(())
     }
 
-    /// Gives the room of a queue pair back that is gone, once what it left here was fetched.
-    pub(super) fn retire(&self, reserved: u32) {
-        let mut room = self.room.lock();
-        room.held -= reserved;
-        room.retired += reserved;
+    /// Gives the room back of one that could not be made after all.
+    pub(super) fn forgo(&self, ledger: &Ledger) {
+        self.served.lock().held -= ledger.most();
+    }
+
+    /// Counts what this queue pair completes.
+    pub(super) fn serve(&self, number: u32, ledger: &Arc<Mutex<Ledger>>) {
+        self.served.lock().ledgers.insert(number, Arc::clone(ledger));
+    }
+
+    /// A queue pair is gone: its room is free once what it left here was fetched.
+    pub(super) fn retire(&self, number: u32) {
+        let mut served = self.served.lock();
+        if let Some(ledger) = served.ledgers.remove(&number) {
+            let most = ledger.lock().most();
+            served.held -= most;
+            served.retired += most;
+        }
     }
 }
 

@@ -194,6 +194,11 @@ impl LocalSpan<'_> {
         })
     }
 
+    /// Whose region it is of.
+    pub(super) fn domain(&self) -> &Arc<Domain> {
+        &self.region.domain
+    }
+
     /// Whether a processor may read the memory at any time: a file may have been truncated.
     pub(super) fn is_readable_here(&self) -> bool {
         self.region.memory.location() != Location::File

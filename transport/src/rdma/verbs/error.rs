@@ -77,6 +77,24 @@ pub enum VerbsError {
         /// What the queue pair was made for.
         most_spans: u32,
     },
+    /// Things of two devices, or of two openings of one, that were to work together.
+    #[error("{what} is of {found}, or of another opening of it, and the queue pair of {device}")]
+    OtherDevice {
+        /// What is of another.
+        what: &'static str,
+        /// Whose it is.
+        found: DeviceName,
+        /// Whose it should be.
+        device: DeviceName,
+    },
+    /// An index that a queue pair cannot name.
+    #[error("GID index {index} of {device} cannot be used: a queue pair names 0 to 255")]
+    GidIndex {
+        /// The device.
+        device: DeviceName,
+        /// The index.
+        index: u16,
+    },
     /// A completion queue without room for what its queue pairs may have completed at once.
     #[error(
         "the completion queue holds {depth} completions, of which {free} are not spoken for, and the \
@@ -90,6 +108,9 @@ pub enum VerbsError {
         /// What the queue pair may have posted at once.
         wanted: u32,
     },
+    /// The queue pair has failed: a completion said why.
+    #[error("the queue pair has failed, and takes nothing any more: connect another")]
+    QueuePairFailed,
     /// More was posted than the queue pair has room for. Nothing is wrong: it is to be posted again
     /// when earlier work has completed.
     #[error("the queue pair took {posted} requests and has no room for the next")]

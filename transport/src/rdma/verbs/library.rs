@@ -25,15 +25,20 @@ impl Verbs {
     /// # Errors
     /// [`VerbsError::Unavailable`], with what is missing.
     pub fn load() -> Result<Self, VerbsError> {
-        Self::load_from(OsStr::new(SYSTEM_LIBRARY))
+        // SAFETY: this is the name of libibverbs, whose functions these are.
+        unsafe { Self::load_from(OsStr::new(SYSTEM_LIBRARY)) }
     }
 
     /// Loads another library with the same interface, as tests do that take one apart.
     ///
     /// # Errors
     /// [`VerbsError::Unavailable`], with what is missing.
-    pub fn load_from(path: &OsStr) -> Result<Self, VerbsError> {
-        Ok(Self(Arc::new(Library::load(path)?)))
+    ///
+    /// # Safety
+    /// It can be loaded at any time, and its functions have the types, and do what, libibverbs' do.
+    pub unsafe fn load_from(path: &OsStr) -> Result<Self, VerbsError> {
+        // SAFETY: as the caller says.
+        Ok(Self(Arc::new(unsafe { Library::load(path) }?)))
     }
 
     pub(super) fn library(&self) -> &Library {
@@ -52,18 +57,20 @@ macro_rules! functions {
         }
 
         impl Library {
-            fn load(path: &OsStr) -> Result<Self, VerbsError> {
+            /// # Safety
+            /// As of [`Verbs::load_from`].
+            unsafe fn load(path: &OsStr) -> Result<Self, VerbsError> {
                 let unavailable = |source: libloading::Error| VerbsError::Unavailable {
                     library: OsString::from(path),
                     why: said(&source),
                 };
-                // SAFETY: libibverbs is made to be loaded at any time: its constructor does no more
-                // than set up its own state. Which other library it is, is the caller's choice.
+                // SAFETY: the caller says that it can be loaded.
                 let loaded = unsafe { libloading::Library::new(path) }.map_err(unavailable)?;
                 Ok(Self {
                     $(
-                        // SAFETY: the symbol is the function of this name in `infiniband/verbs.h`,
-                        // whose type this is; it is kept no longer than the library.
+                        // SAFETY: the caller says that it is the function of this name in
+                        // `infiniband/verbs.h`, whose type this is; it is kept no longer than the
+                        // library.
                         $name: *unsafe { loaded.get::<$type>($symbol) }.map_err(unavailable)?,
                     )*
                     _loaded: loaded,

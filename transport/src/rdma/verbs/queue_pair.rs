@@ -15,11 +15,11 @@ use super::abi::{
     IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
     ibv_recv_wr,
 };
-use super::completion::{CompletionQueue, Queue};
+use super::completion::{CompletionQueue, Ledger, Queue};
 use super::context::{Context, Link, PortFacts};
 use super::domain::{Domain, ProtectionDomain};
 use super::error::VerbsError;
-use super::work::{Posting, Work};
+use super::work::{Posting, Room, Work};
 use crate::rdma::device::{Gid, GidIndex, Lid, PKeyIndex, PortNumber};
 
 /// Numbers of queue pairs and packets have 24 bits.
@@ -95,8 +95,8 @@ pub struct Unconnected {
     address: Address,
 }
 
-/// A reliable connection to a queue pair of a peer. It is torn down when it is dropped: after that
-/// nothing that was posted on it reads or writes memory here.
+/// A reliable connection to a queue pair of a peer. It is torn down by [`destroy`](Self::destroy), which
+/// says whether that was possible, or when it is dropped, which cannot say it.
 #[derive(Debug)]
 pub struct QueuePair {
     pair: Pair,
@@ -106,10 +106,11 @@ pub struct QueuePair {
 struct Pair {
     pair: NonNull<ibv_qp>,
     number: u32,
-    inline_bytes: u32,
-    spans: u32,
-    reserved: u32,
+    room: Room,
     posting: Mutex<Posting>,
+    ledger: Arc<Mutex<Ledger>>,
+    /// It was destroyed, or could not be.
+    is_over: bool,
     queue: Arc<Queue>,
     domain: Arc<Domain>,
 }
@@ -146,20 +147,31 @@ impl Unconnected {
     /// late are not taken for its own.
     ///
     /// # Errors
-    /// Where the port is not active, the queue has no room for its completions, or the device has no
-    /// such queue pair.
+    /// Where the port is not active, its GID cannot be used, the queue is of another device or has no
+    /// room for its completions, or the device has no such queue pair.
     pub fn new(
-        context: &Context,
         domain: &ProtectionDomain,
         queue: &CompletionQueue,
         route: Route,
         capacity: Capacity,
         first_packet: u32,
     ) -> Result<Self, VerbsError> {
+        let context = Context(Arc::clone(&domain.0.open));
+        let device = context.name();
+        if !Arc::ptr_eq(&domain.0.open, &queue.0.open) {
+            return Err(VerbsError::OtherDevice {
+                what: "the completion queue",
+                found: queue.0.open.name.clone(),
+                device: device.clone(),
+            });
+        }
+        if u8::try_from(route.gid.0).is_err() {
+            return Err(VerbsError::GidIndex { device: device.clone(), index: route.gid.0 });
+        }
         let facts = context.port(route.port)?;
         if !facts.is_active {
             return Err(VerbsError::NotActive {
-                device: context.name().clone(),
+                device: device.clone(),
                 port: route.port,
                 state: facts.state,
             });
@@ -221,11 +233,27 @@ impl QueuePair {
     /// Where a span lies outside its region or a request has too many, which posts nothing; where
     /// there is no room for all, with how many were posted; where the queue pair does not work.
     pub fn post(&self, work: &[Work<'_>]) -> Result<(), VerbsError> {
-        let Pair { pair, inline_bytes, spans, domain, .. } = &self.pair;
+        let Pair { pair, room, domain, .. } = &self.pair;
         let mut posting = self.pair.posting.lock();
-        posting.prepare(work, *inline_bytes, *spans)?;
+        // All of them are looked at before any is posted, whether there is room for it or not.
+        posting.prepare(work, domain, *room)?;
+        let mut ledger = self.pair.ledger.lock();
+        let fitting = work.len().min(ledger.free_requests()?);
+        posting.truncate(fitting);
         // SAFETY: the queue pair exists.
-        unsafe { posting.post(*pair, &domain.open) }
+        let (posted, result) = unsafe { posting.post(*pair, &domain.open) };
+        work[..posted].iter().for_each(|work| ledger.post(work.signaled));
+        result?;
+        if fitting < work.len() { Err(VerbsError::QueueFull { posted }) } else { Ok(()) }
+    }
+
+    /// Tears it down and says whether that was possible: after `Ok`, nothing that was posted on it
+    /// reads or writes memory here.
+    ///
+    /// # Errors
+    /// Where the device refuses, as when it is gone: memory may then still be touched.
+    pub fn destroy(mut self) -> Result<(), VerbsError> {
+        self.pair.destroy()
     }
 
     /// Has everything that is posted and not completed end with an error, and lets nothing through
@@ -249,8 +277,8 @@ impl Pair {
     ) -> Result<Self, VerbsError> {
         let domain = Arc::clone(&domain.0);
         let queue = Arc::clone(&queue.0);
-        let reserved = capacity.requests.saturating_add(capacity.announcements);
-        queue.reserve(reserved)?;
+        let ledger = Ledger::new(capacity.requests, capacity.announcements);
+        queue.reserve(&ledger)?;
         let mut wish = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: queue.queue.as_ptr(),
@@ -272,18 +300,20 @@ impl Pair {
             unsafe { (domain.open.library().create_qp)(domain.domain.as_ptr(), &raw mut wish) };
         let Some(pair) = NonNull::new(pair) else {
             let error = domain.open.last_error("ibv_create_qp");
-            queue.retire(reserved);
+            queue.forgo(&ledger);
             return Err(error);
         };
         // SAFETY: the library has just made it, and its number never changes.
         let number = unsafe { (*pair.as_ptr()).qp_num };
+        let ledger = Arc::new(Mutex::new(ledger));
+        queue.serve(number, &ledger);
         Ok(Self {
             pair,
             number,
-            inline_bytes: wish.cap.max_inline_data,
-            spans: capacity.spans,
-            reserved,
+            room: Room { inline_bytes: wish.cap.max_inline_data, spans: capacity.spans },
             posting: Mutex::default(),
+            ledger,
+            is_over: false,
             queue,
             domain,
         })
@@ -322,7 +352,7 @@ impl Pair {
         let crosses = here.gid.0[..8] != peer.gid.0[..8];
         way.is_global = u8::from(link != Link::InfiniBand || crosses);
         way.grh.dgid.0 = peer.gid.0;
-        // A port has at most 256 that can be named here; the kernel checks the rest.
+        // That it fits was seen to before.
         way.grh.sgid_index = u8::try_from(route.gid.0).unwrap_or(u8::MAX);
         way.grh.hop_limit = HOP_LIMIT;
         let mask = IBV_QP_STATE
@@ -373,7 +403,11 @@ impl Pair {
 
     fn expect(&self, ids: &[u64]) -> Result<(), VerbsError> {
         let open = &self.domain.open;
+        let mut ledger = self.ledger.lock();
         for (posted, &id) in ids.iter().enumerate() {
+            if ledger.free_announcements()? == 0 {
+                return Err(VerbsError::QueueFull { posted });
+            }
             let mut request = ibv_recv_wr {
                 wr_id: id,
                 next: ptr::null_mut(),
@@ -393,20 +427,30 @@ impl Pair {
                 return Err(VerbsError::QueueFull { posted });
             }
             open.check("ibv_post_recv", status)?;
+            ledger.expect();
         }
+        Ok(())
+    }
+
+    fn destroy(&mut self) -> Result<(), VerbsError> {
+        self.is_over = true;
+        let open = &self.domain.open;
+        // SAFETY: it was made once and is destroyed once; its events were acknowledged as they were
+        // taken, which is what the call waits for.
+        let status = unsafe { (open.library().destroy_qp)(self.pair.as_ptr()) };
+        open.check("ibv_destroy_qp", status)?;
+        self.queue.retire(self.number);
         Ok(())
     }
 }
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        let open = &self.domain.open;
-        // SAFETY: it was made once and is destroyed once; its events were acknowledged as they were
-        // taken, which is what the call waits for.
-        let status = unsafe { (open.library().destroy_qp)(self.pair.as_ptr()) };
-        if status != 0 {
-            tracing::error!(device = %open.name, status, "a queue pair could not be destroyed");
+        if !self.is_over
+            && let Err(error) = self.destroy()
+        {
+            // What it may still complete keeps its room.
+            tracing::error!(%error, "a queue pair is left behind");
         }
-        self.queue.retire(self.reserved);
     }
 }

@@ -66,7 +66,7 @@ pub fn write_and_read_back(context: &Context, route: Route) -> Result<Duration, 
     let queue = CompletionQueue::new(context, 2 * capacity.requests)?;
     let rights = Rights { read: true, write: true, relaxed_ordering: false };
     let region = domain.register(&memory, 0, memory.length(), rights)?;
-    let new = || Unconnected::new(context, &domain, &queue, route, capacity, 0);
+    let new = || Unconnected::new(&domain, &queue, route, capacity, 0);
     let (here, there) = (new()?, new()?);
     let (here_address, there_address) = (here.address(), there.address());
     let here = here.connect(&there_address)?;

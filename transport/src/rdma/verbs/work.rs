@@ -2,13 +2,14 @@
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use super::abi::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, ibv_qp, ibv_send_wr, ibv_sge, rdma,
 };
 use super::context::Open;
-use super::domain::{LocalSpan, RemoteAddress};
+use super::domain::{Domain, LocalSpan, RemoteAddress};
 use super::error::VerbsError;
 
 /// One request.
@@ -48,6 +49,13 @@ pub enum Operation<'a> {
     },
 }
 
+/// What a request of a queue pair may consist of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) inline_bytes: u32,
+    pub(super) spans: u32,
+}
+
 /// Room for a chain of requests, kept so that none is allocated for each.
 #[derive(Debug, Default)]
 pub(super) struct Posting {
@@ -64,12 +72,12 @@ impl Posting {
     pub(super) fn prepare(
         &mut self,
         work: &[Work<'_>],
-        inline_bytes: u32,
-        most_spans: u32,
+        domain: &Arc<Domain>,
+        room: Room,
     ) -> Result<(), VerbsError> {
         self.requests.clear();
         self.elements.clear();
-        let prepared = work.iter().try_for_each(|work| self.push(work, inline_bytes, most_spans));
+        let prepared = work.iter().try_for_each(|work| self.push(work, domain, room));
         if prepared.is_err() {
             self.requests.clear();
         }
@@ -79,8 +87,8 @@ impl Posting {
     fn push(
         &mut self,
         work: &Work<'_>,
-        inline_bytes: u32,
-        most_spans: u32,
+        domain: &Arc<Domain>,
+        Room { inline_bytes, spans: most_spans }: Room,
     ) -> Result<(), VerbsError> {
         let (opcode, spans, remote, word) = match work.operation {
             Operation::Write { from, to } => (IBV_WR_RDMA_WRITE, from, to, 0),
@@ -97,6 +105,13 @@ impl Posting {
         let mut bytes = 0;
         let mut is_readable_here = true;
         for span in spans {
+            if !Arc::ptr_eq(span.domain(), domain) {
+                return Err(VerbsError::OtherDevice {
+                    what: "a local span",
+                    found: span.domain().open.name.clone(),
+                    device: domain.open.name.clone(),
+                });
+            }
             self.elements.push(span.element()?);
             bytes += u64::from(span.bytes);
             is_readable_here &= span.is_readable_here();
@@ -122,7 +137,13 @@ impl Posting {
         Ok(())
     }
 
-    /// Hands the chain to the driver, which copies what it needs of it.
+    /// Leaves away what there is no room for.
+    pub(super) fn truncate(&mut self, most: usize) {
+        self.requests.truncate(most);
+    }
+
+    /// Hands the chain to the driver, which copies what it needs of it, and returns how many requests
+    /// it took, with what became of the rest.
     ///
     /// # Safety
     /// The queue pair exists, and was made with a domain of `open`.
@@ -130,9 +151,9 @@ impl Posting {
         &mut self,
         pair: NonNull<ibv_qp>,
         open: &Open,
-    ) -> Result<(), VerbsError> {
+    ) -> (usize, Result<(), VerbsError>) {
         if self.requests.is_empty() {
-            return Ok(());
+            return (0, Ok(()));
         }
         self.chain();
         let first = self.requests.as_mut_ptr();
@@ -144,11 +165,15 @@ impl Posting {
             let post = (*open.context.as_ptr()).ops.post_send;
             post.map_or(libc::ENOSYS, |post| post(pair.as_ptr(), first, &raw mut refused))
         };
-        if status == libc::ENOMEM {
-            let before = (refused.addr().saturating_sub(first.addr())) / size_of::<ibv_send_wr>();
-            return Err(VerbsError::QueueFull { posted: before.min(self.requests.len()) });
+        if status == 0 {
+            return (self.requests.len(), Ok(()));
         }
-        open.check("ibv_post_send", status)
+        let before = (refused.addr().saturating_sub(first.addr())) / size_of::<ibv_send_wr>();
+        let posted = before.min(self.requests.len());
+        if status == libc::ENOMEM {
+            return (posted, Err(VerbsError::QueueFull { posted }));
+        }
+        (posted, open.check("ibv_post_send", status))
     }
 
     /// Links the requests to each other and to their spans, now that nothing moves any more.
