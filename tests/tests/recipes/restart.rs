@@ -36,6 +36,10 @@ fn a_peer_behind_a_stable_address_is_replaced_again_and_again_in_mid_transfer() 
     let stable = |what: Move| Move { with: control.address(), ..what };
     let connect = Command::Connect { address: control.address() };
     initiator.ok(&connect);
+    // Once before, since a lane that has carried something holds what it needs for that.
+    assert!(initiator.transfer(stable(push(&peer, COUNT))).is_done());
+    assert!(initiator.transfer(stable(pull(&peer, COUNT))).is_done());
+    assert!(initiator.transfer(push(&other, COUNT)).is_done());
     let settled = initiator.await_held("connected", |held| held.lanes_opened == 4);
     for round in 1..=4 {
         initiator.fill(0..COUNT, round);
