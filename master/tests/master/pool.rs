@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use kv_master::state::Settings;
 use kvferry_proto::pool::{Matching, Outcome, Presence, RemoveMatching, Tenant};
 use kvferry_proto::rpc::pool as rpc;
 
@@ -44,26 +45,31 @@ async fn what_was_put_is_found_once_it_is_whole_and_gone_once_it_is_removed() {
 }
 
 #[tokio::test]
-async fn a_pool_full_of_leased_objects_says_so_after_a_short_wait_and_takes_puts_again() {
-    let master = start(settings(), listen()).await;
+async fn a_pool_full_of_leased_objects_says_so_after_a_short_wait_and_takes_puts_with_new_room() {
+    // Nothing is evicted before it is leased, and no lease ends.
+    let settings = Settings { high_watermark: 1.0, read_lease: SOON * 60, ..settings() };
+    let master = start(settings, listen()).await;
     let mut owner = Client::lend(&master, 1, 4 * 4096).await;
     let names = ["a", "b", "c", "d"];
     owner.put_whole(&names, 4096).await;
-    owner.locate(&names).await;
+    let located = owner.locate(&names).await;
+    assert!(located.objects.iter().all(Result::is_ok), "{:?}", located.objects);
     let began = Instant::now();
     let answer = owner.start(owner.put(&["e"], 4096)).await;
     assert_eq!(answer.reserved, [Err(Outcome::NoSpace)]);
     assert!(began.elapsed() < SOON);
     assert_eq!(Outcome::NoSpace.mooncake_code(), -200);
 
-    // Three are given up by force: their bytes stay for readers, so that there is no room yet. One
-    // that nobody reads comes free at once.
+    // They are given up by force: their bytes stay for readers, so that there is no room yet.
     let tenant = Tenant::default();
     let all = RemoveMatching { tenant, matching: Matching::All, force: true };
     let done = owner.pool.remove_matching(rpc::RemoveMatchingRequest::from(all)).await.unwrap();
     assert_eq!(done.into_inner().removed, 4);
     let answer = owner.start(owner.put(&["e"], 4096)).await;
     assert_eq!(answer.reserved, [Err(Outcome::NoSpace)]);
+
+    let _other = Client::lend(&master, 2, 4096).await;
+    owner.put_whole(&["e"], 4096).await;
     stop(master).await;
 }
 
