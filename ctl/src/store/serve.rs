@@ -21,6 +21,10 @@ const MASTER_VARIABLE: &str = "KVFERRY_MASTER";
 /// How often it is said how much is populated.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
+const HELP: &str = "\
+Example:
+  kvctl store serve --master master:50051 --lend 64GiB --segments 4";
+
 /// Lend memory of this host to a pool, until SIGTERM or SIGINT.
 ///
 /// One of these on each host lends for all of its processes, which then lend nothing themselves and
@@ -33,11 +37,9 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 /// signal ends it at once.
 ///
 /// Standard output says what is lent and where, the log on standard error how far it is (RUST_LOG
-/// sets how much). For example:
-///
-///     kvctl store serve --master master:50051 --lend 64GiB --segments 4
+/// sets how much).
 #[derive(Clone, Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(verbatim_doc_comment, after_long_help = HELP)]
 pub(crate) struct Arguments {
     /// The pool's master. Default: the variable KVFERRY_MASTER.
     #[arg(long, value_name = "HOST:PORT")]
