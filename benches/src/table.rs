@@ -166,8 +166,19 @@ pub(crate) fn rate(gbps: f64) -> String {
     if gbps < 0.1 { format!("{gbps:.4}") } else { format!("{gbps:.2}") }
 }
 
+/// A time, to three digits: from one run to the next it differs by more than a fourth would say.
 pub(crate) fn latency(micros: f64) -> String {
-    if micros < 1000.0 { format!("{micros:.1} us") } else { format!("{:.2} ms", micros / 1000.0) }
+    let (time, unit) = match micros {
+        // What rounds to a thousand is one of the next unit.
+        ..999.5 => (micros, "us"),
+        ..999_500.0 => (micros / 1e3, "ms"),
+        _ => (micros / 1e6, "s"),
+    };
+    match time {
+        ..9.995 => format!("{time:.2} {unit}"),
+        ..99.95 => format!("{time:.1} {unit}"),
+        _ => format!("{time:.0} {unit}"),
+    }
 }
 
 fn cpu(seconds: f64) -> String {
@@ -263,7 +274,10 @@ mod tests {
     #[test]
     fn figures_have_units_that_fit_them() {
         assert_eq!(latency(12.34), "12.3 us");
-        assert_eq!(latency(53_210.0), "53.21 ms");
+        assert_eq!(latency(123.45), "123 us");
+        assert_eq!(latency(999.9), "1.00 ms");
+        assert_eq!(latency(53_210.0), "53.2 ms");
+        assert_eq!(latency(999_990.0), "1.00 s");
         assert_eq!(rate(5.123), "5.12");
         assert_eq!(rate(0.0123), "0.0123");
         assert_eq!(size(65_536), "64KiB");
