@@ -2,14 +2,14 @@
 
 use kvferry_engine::Incarnation;
 use kvferry_engine::bootstrap::{
-    Bootstrap, Client, Held, Rank, Registration, Sizes, WorkerAddress,
+    Bootstrap, Client, ClientError, Held, Rank, Registration, Sizes, WorkerAddress,
 };
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error::{raise, raise_client};
-use crate::wait::seconds;
+use crate::wait::{by_turns, seconds};
 
 #[pyclass(frozen, name = "BootstrapServer", module = "kvferry")]
 pub(crate) struct PyBootstrapServer {
@@ -95,11 +95,26 @@ impl PyRegistration {
     /// Blocks until it is registered, or refused.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(timeout)?;
-        let waited = py.detach(|| self.0.lock().as_ref().map(|held| held.wait(timeout)));
-        match waited {
-            Some(outcome) => outcome.map_err(|error| raise_client(py, &error)),
-            None => Err(PyValueError::new_err("the registration was released")),
-        }
+        let mut last = None;
+        // Locked for a turn at a time, so that it can be released meanwhile.
+        let ended = by_turns(py, Some(timeout), |patience| {
+            let held = self.0.lock();
+            let Some(held) = held.as_ref() else { return Some(None) };
+            match held.wait(patience) {
+                Err(ClientError::Slow { .. }) => None,
+                Err(error) if error.is_retryable() => {
+                    last = Some(error);
+                    None
+                }
+                outcome => Some(Some(outcome)),
+            }
+        })?;
+        let outcome = match ended {
+            Some(Some(outcome)) => outcome,
+            Some(None) => return Err(PyValueError::new_err("the registration was released")),
+            None => Err(last.unwrap_or(ClientError::Slow { limit: timeout })),
+        };
+        outcome.map_err(|error| raise_client(py, &error))
     }
 
     fn release(&self, py: Python<'_>) {

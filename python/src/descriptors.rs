@@ -1,12 +1,13 @@
 //! Long lists of memory ranges by address, made and used without a Python object for each.
 
-use kvferry_engine::Peer;
+use kvferry_engine::{Peer, Region};
 use parking_lot::Mutex;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::lookup::with_region;
 use crate::peer::PyPeer;
 use crate::registry::PyRegistry;
 
@@ -232,8 +233,8 @@ impl Descriptors {
         let registry = &registry.get().0;
         py.detach(|| {
             let find = |one: &Descriptor| {
-                let region = registry.find(one.address, one.length).ok()?;
-                Some((region.base(), region.length()))
+                let bounds = |region: &Region| Ok((region.base(), region.length()));
+                with_region(registry, one.address, one.length, bounds).ok()
             };
             first_uncovered(&self.list(), find)
         })

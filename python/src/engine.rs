@@ -64,6 +64,15 @@ pub(crate) fn log_to_stderr(filter: &str) -> PyResult<bool> {
 #[pyclass(frozen, name = "Engine", module = "kvferry")]
 pub(crate) struct PyEngine(Arc<Shared>);
 
+impl Drop for PyEngine {
+    /// An engine's end takes a while, in which other threads run.
+    fn drop(&mut self) {
+        if self.0.engine.lock().is_some() {
+            Python::attach(|py| py.detach(|| drop(self.0.engine.lock().take())));
+        }
+    }
+}
+
 impl PyEngine {
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
         self.0.engine.lock().clone().ok_or_else(|| raise(py, &Error::Shutdown))

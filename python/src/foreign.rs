@@ -34,7 +34,12 @@ pub(crate) fn memory_of(object: &Bound<'_, PyAny>) -> PyResult<(Memory, Owner)> 
         let count: u64 = object.call_method0("numel")?.extract()?;
         let each: u64 = object.call_method0("element_size")?.extract()?;
         let memory = memory_at(py, address, count * each)?;
-        return Ok((memory, Owner::Object(object.clone().unbind())));
+        // A tensor may be given other memory in place; what it has now is kept by one of our own.
+        let own = match object.getattr_opt("detach")? {
+            Some(detach) => detach.call0()?,
+            None => object.clone(),
+        };
+        return Ok((memory, Owner::Object(own.unbind())));
     }
     let buffer = PyUntypedBuffer::get(object).map_err(|error| {
         let kind = object.get_type();

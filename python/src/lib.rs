@@ -29,6 +29,7 @@ mod error;
 mod foreign;
 mod grant;
 mod layout;
+mod lookup;
 mod peer;
 mod pending;
 mod post;

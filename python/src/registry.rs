@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use kvferry_engine::{Access, Error, Layout, Location, Memory, Region, Registry, Span};
 use parking_lot::Mutex;
@@ -13,6 +14,7 @@ use pyo3::types::PyBytes;
 use crate::error::raise;
 use crate::foreign::{Owner, memory_at, memory_of};
 use crate::layout::PyLayout;
+use crate::lookup::{self, with_region};
 use crate::wait::seconds;
 
 /// How long an unregistering waits for transfers, unless its caller says otherwise.
@@ -55,7 +57,7 @@ impl PyRegistry {
     fn allocate(&self, py: Python<'_>, length: u64) -> PyResult<PyRegion> {
         let region = py.detach(|| self.0.allocate(length)).map_err(|error| raise(py, &error))?;
         let memory = region.memory().map_err(|error| raise(py, &error))?;
-        Ok(PyRegion::new(region, None, Some(memory)))
+        Ok(PyRegion::new(self.0.clone(), region, None, Some(memory)))
     }
 
     #[pyo3(signature = (memory, *, access="read_write"))]
@@ -80,10 +82,11 @@ impl PyRegistry {
     /// Copies bytes out of whichever region covers them.
     fn read_at(&self, py: Python<'_>, address: u64, length: u64) -> PyResult<Py<PyBytes>> {
         let bytes = py.detach(|| {
-            let region = self.0.find(address, length)?;
-            // It is registered, so it is in memory and fits its addresses.
-            let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
-            region.read_at(address - region.base(), &mut bytes).map(|()| bytes)
+            with_region(&self.0, address, length, |region| {
+                // It is registered, so it is in memory and fits its addresses.
+                let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+                region.read_at(address - region.base(), &mut bytes).map(|()| bytes)
+            })
         });
         let bytes = bytes.map_err(|error| raise(py, &error))?;
         Ok(PyBytes::new(py, &bytes).unbind())
@@ -92,8 +95,9 @@ impl PyRegistry {
     /// Copies bytes into whichever region covers the place.
     fn write_at(&self, py: Python<'_>, address: u64, bytes: &[u8]) -> PyResult<()> {
         let written = py.detach(|| {
-            let region = self.0.find(address, bytes.len() as u64)?;
-            region.write_at(address - region.base(), bytes)
+            with_region(&self.0, address, bytes.len() as u64, |region| {
+                region.write_at(address - region.base(), bytes)
+            })
         });
         written.map_err(|error| raise(py, &error))
     }
@@ -123,14 +127,14 @@ impl PyRegistry {
     ) -> PyResult<PyRegion> {
         let wanted = access(wanted)?;
         let region = self.0.register(memory, wanted).map_err(|error| raise(py, &error))?;
-        Ok(PyRegion::new(region, owner, None))
+        Ok(PyRegion::new(self.0.clone(), region, owner, None))
     }
 }
 
 #[pyclass(frozen, name = "Region", module = "kvferry")]
 pub(crate) struct PyRegion {
-    /// `None` once it was unregistered. Before the owner, so that it goes first: that cuts what uses
-    /// it, and whoever wants to wait for that unregisters it.
+    registry: Registry,
+    /// `None` once it was unregistered.
     region: Mutex<Option<Region>>,
     owner: Mutex<Option<Owner>>,
     /// Memory of ours, which stays mapped for views that are still there.
@@ -141,8 +145,14 @@ pub(crate) struct PyRegion {
 }
 
 impl PyRegion {
-    fn new(region: Region, owner: Option<Owner>, memory: Option<Memory>) -> Self {
+    fn new(
+        registry: Registry,
+        region: Region,
+        owner: Option<Owner>,
+        memory: Option<Memory>,
+    ) -> Self {
         Self {
+            registry,
             id: region.id().to_string(),
             base: region.base(),
             length: region.length(),
@@ -150,6 +160,19 @@ impl PyRegion {
             owner: Mutex::new(owner),
             memory,
         }
+    }
+
+    /// Gives its reference back; the ids of transfers that were cut.
+    fn give_back(&self, py: Python<'_>, patience: Duration) -> Vec<u64> {
+        let (released, owners) = py.detach(|| {
+            let Some(region) = self.region.lock().take() else { return (None, Vec::new()) };
+            let owner = self.owner.lock().take();
+            let (released, owners) = lookup::unregister(&self.registry, region, owner, patience);
+            (Some(released), owners)
+        });
+        drop(owners);
+        let cut = released.map(|released| released.cut).unwrap_or_default();
+        cut.into_iter().map(|transfer| transfer.0).collect()
     }
 
     fn with<T>(
@@ -164,6 +187,15 @@ impl PyRegion {
         match done {
             Some(done) => done.map_err(|error| raise(py, &error)),
             None => Err(PyValueError::new_err(format!("region {} was unregistered", self.id))),
+        }
+    }
+}
+
+impl Drop for PyRegion {
+    /// Cuts what uses it: whoever wants to wait for that unregisters it.
+    fn drop(&mut self) {
+        if self.region.get_mut().is_some() {
+            Python::attach(|py| self.give_back(py, Duration::ZERO));
         }
     }
 }
@@ -242,13 +274,7 @@ impl PyRegion {
 
     #[pyo3(signature = (patience=PATIENCE_S), text_signature = "($self, patience=1.0)")]
     fn unregister(&self, py: Python<'_>, patience: f64) -> PyResult<Vec<u64>> {
-        let patience = seconds(patience)?;
-        let Some(region) = self.region.lock().take() else { return Ok(Vec::new()) };
-        let released = py.detach(|| region.unregister(patience));
-        // Giving it up may run code of its own: outside of the lock.
-        let owner = self.owner.lock().take();
-        drop(owner);
-        Ok(released.cut.into_iter().map(|transfer| transfer.0).collect())
+        Ok(self.give_back(py, seconds(patience)?))
     }
 
     #[getter]

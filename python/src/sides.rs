@@ -10,6 +10,7 @@ use crate::descriptors::Descriptors;
 use crate::error::raise;
 use crate::grant::PyRemoteGrant;
 use crate::layout::{PyBlocks, PyRemoteBlocks};
+use crate::lookup::with_region;
 use crate::peer::PyRemoteSpan;
 use crate::registry::PySpan;
 
@@ -71,8 +72,9 @@ pub(crate) fn spans(side: &Bound<'_, PyAny>, registry: &Registry) -> PyResult<Ve
     }
     if let Ok(descriptors) = side.cast::<Descriptors>() {
         let span = |(address, length): (u64, u64)| {
-            let region = registry.find(address, length)?;
-            region.span(address - region.base(), length)
+            with_region(registry, address, length, |region| {
+                region.span(address - region.base(), length)
+            })
         };
         let spans = descriptors.get().ranges().into_iter().map(span);
         return spans.collect::<Result<_, _>>().map_err(|error| raise(side.py(), &error));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -196,6 +198,55 @@ def test_registered_memory_is_kept_alive_and_given_back() -> None:
         registry.register(object())  # type: ignore[arg-type]
 
 
+class Owner:
+    """Something that owns memory."""
+
+
+def test_an_owner_is_kept_until_the_last_reference_to_its_region_is_gone() -> None:
+    registry, array, owner = kvferry.Registry(), np.zeros(2 * BLOCK, np.uint8), Owner()
+    alive = weakref.ref(owner)
+    whole = registry.register_address(array.ctypes.data, array.nbytes, owner=owner)
+    part = registry.register_address(array.ctypes.data + BLOCK, BLOCK)
+    del owner
+    whole.unregister()
+    assert registry.region_count == 1
+    assert alive() is not None
+    part.unregister()
+    assert registry.region_count == 0
+    assert alive() is None
+
+
+def test_an_owner_outlives_those_that_look_its_memory_up() -> None:
+    registry, array = kvferry.Registry(), np.zeros(1 << 23, np.uint8)
+    address, ended = array.ctypes.data, threading.Event()
+    looks: list[int] = []
+
+    def look() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(kvferry.Error):
+                looks.append(len(registry.read_at(address, array.nbytes)))
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for thread in looking:
+        thread.start()
+    try:
+        for _ in range(20):
+            owner = Owner()
+            alive = weakref.ref(owner)
+            region = registry.register_address(address, array.nbytes, owner=owner)
+            del owner
+            looks.clear()
+            until(lambda: looks)
+            region.unregister()
+            # Nobody reads it any more, however many had just looked it up.
+            assert registry.region_count == 0
+            assert alive() is None
+    finally:
+        ended.set()
+        for thread in looking:
+            thread.join()
+
+
 class Tensor:
     """What a tensor shows of itself."""
 
@@ -252,8 +303,8 @@ def test_a_wait_ends_at_once_when_it_is_interrupted(another: Callable[..., Other
         waiting = peer.read(theirs.blocks([0]), region.whole(), deadline=50.0)
         for wait in (waiting.wait, engine.next_notification):
             began = time.monotonic()
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
             with pytest.raises(KeyboardInterrupt):
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
                 wait()
             assert time.monotonic() - began < 20
         with pytest.raises(TimeoutError) as goes_on:
@@ -265,14 +316,15 @@ def test_a_wait_ends_at_once_when_it_is_interrupted(another: Callable[..., Other
 
 def test_threads_run_while_one_waits(another: Callable[..., Other]) -> None:
     with kvferry.Engine(listen=ADDRESS) as engine:
-        waiting = threading.Thread(target=lambda: engine.next_notification(timeout=30))
+        came: list[bytes] = []
+        waiting = threading.Thread(target=lambda: came.append(engine.next_notification(timeout=30).message))
         waiting.start()
         until(waiting.is_alive)
-        # The lock is free, or this would not be reached before the time above is over.
+        # The lock is free, or what is waited for would come too late.
         back = engine.connect(engine.address)
         back.notify(b"wake").wait()
         waiting.join(20)
-        assert not waiting.is_alive()
+        assert came == [b"wake"]
 
 
 IN_FLIGHT = """
