@@ -417,7 +417,8 @@ class TransferEngine:
             post = self._post(target, buffers, peer_buffers, lengths, opcode, notify)
             try:
                 post.wait()
-            except KeyboardInterrupt:
+            except BaseException:
+                # Interrupted, too, by whatever a signal's handler raises.
                 post.cancel()
                 raise
             return 0
