@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from kvferry.vllm.nixl import NixlPullConnector, NixlPushConnector
+from kvferry.vllm import nixl
+from kvferry.vllm.nixl import NixlPullConnector, NixlPushConnector, NixlPushWorker
 from servers import HOST, free_port, until
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import HeartbeatInfo, NixlConnectorMetadata
@@ -43,12 +45,10 @@ class Pair:
         self.decode.worker.start_load_kv(metadata)
         return self.decode.results()
 
-    def pull(self, kept_for: float, renewal: NixlConnectorMetadata | None = None) -> Any:
+    def pull(self, kept_for: float) -> Any:
         """Pulls block 3 into block 7, and returns how that ended."""
         self.prefill.worker._reqs_to_process.add("p-x")
         self.prefill.worker._reqs_to_send["p-x"] = time.perf_counter() + 600
-        if renewal is not None:
-            until("it is renewed", 10, lambda: self.step(renewal) and self.decode.worker._renewed)
         metadata = NixlConnectorMetadata()
         parameters = {
             "remote_block_ids": ([3],),
@@ -59,10 +59,15 @@ class Pair:
             "remote_blocks_expiry_time": time.perf_counter() + kept_for,
         }
         metadata.add_new_req_to_recv("d-x", ([7],), parameters, awaiting_kvs=True)
-        results = self.step(metadata)
-        while not results.finished_recving:
-            results = self.step(NixlConnectorMetadata())
-        return results
+        results = [self.step(metadata)]
+
+        def ended() -> Any:
+            if not results[-1].finished_recving:
+                results.append(self.step(NixlConnectorMetadata()))
+            return results[-1].finished_recving
+
+        until("the read ends", 30, ended)
+        return results[-1]
 
     def close(self) -> None:
         self.decode.close()
@@ -98,13 +103,31 @@ def test_a_read_that_ends_when_its_source_is_not_kept_any_more_has_failed(pair: 
 
 
 def test_a_read_whose_source_was_renewed_in_time_is_good(pair: Pair) -> None:
-    # It would have ended before the read does, but for the renewal.
-    assert pair.pull(kept_for=0.001, renewal=renewal(pair)).failed_recving == set()
+    until("it is renewed", 10, lambda: pair.step(renewal(pair)) and pair.decode.worker._renewed)
+    # As if it had been renewed for ten seconds: but for that it would have ended one ago.
+    began, good_until = pair.decode.worker._renewed["prefill", "p-x"]
+    pair.decode.worker._renewed["prefill", "p-x"] = (began - 10, good_until)
+    assert pair.pull(kept_for=-1).failed_recving == set()
 
 
 def test_a_renewal_that_came_too_late_keeps_nothing(pair: Pair) -> None:
     pair.decode.worker._renewed["prefill", "p-x"] = (time.perf_counter(), time.perf_counter() + 60)
     assert pair.pull(kept_for=-1).failed_recving == {"d-x"}
+
+
+def test_a_request_that_had_nothing_to_read_is_not_late(pair: Pair) -> None:
+    worker = pair.decode.worker
+    worker._is_late = lambda request: True
+    assert worker._pop_done_transfers({"d-x": []}) == ({"d-x"}, set())
+
+
+def test_this_threads_processors_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    pair = Pair(monkeypatch)
+    try:
+        assert os.sched_getaffinity(0) == before
+    finally:
+        pair.close()
 
 
 def test_a_prefill_instance_says_until_when_it_keeps_a_requests_blocks(pair: Pair) -> None:
@@ -152,11 +175,15 @@ class PushPair:
         return instance, scheduler, port
 
     def register(self) -> None:
+        """The decode instance asks for block 7, and has granted it."""
+        self.ask()
+        until("the push is granted", 10, lambda: self.decode.worker._granted)
+
+    def ask(self) -> None:
         """The decode instance asks for block 7."""
         blocks = SimpleNamespace(get_unhashed_block_ids_all_groups=lambda: ([7],))
         self.scheduler.update_state_after_alloc(self.request, blocks, 32)
         self.step()
-        until("the push is granted", 10, lambda: self.decode.worker._granted)
 
     def step(self) -> Any:
         """A step of the decode instance, and what ended in it."""
@@ -177,6 +204,46 @@ class PushPair:
             half.close()
         for scheduler in (self.scheduler, self.prefill_scheduler):
             scheduler.shutdown()
+
+
+def test_a_prefill_instance_that_grants_no_pushes_itself_pushes_by_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As of several tensor parallel ranks, to a decode instance of one.
+    chosen = NixlPushWorker.__init__
+    several: list[bool] = [True, False]
+
+    def start(self: NixlPushWorker, settings: Any, *rest: Any) -> None:
+        with monkeypatch.context() as context:
+            if several.pop(0):
+                context.setattr(nixl, "GrantingAgent", nixl.PushAgent)
+            chosen(self, settings, *rest)
+
+    monkeypatch.setattr(NixlPushWorker, "__init__", start)
+    pair = PushPair(monkeypatch, timeout=60)
+    try:
+        pair.prefill.worker._grants_pushes = False
+        assert type(pair.prefill.worker.nixl_wrapper) is nixl.PushAgent
+        pair.register()
+        pair.finish()
+        until("the push arrives", 10, lambda: pair.step().finished_recving)
+        assert torch.equal(pair.decode.blocks([7]), pair.prefill.blocks([3]))
+    finally:
+        pair.close()
+
+
+def test_a_request_whose_blocks_cannot_be_granted_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = PushPair(monkeypatch, timeout=60)
+    try:
+
+        def refuse(*_: Any) -> Any:
+            raise RuntimeError("no grants today")
+
+        pair.decode.worker.nixl_wrapper.grant = refuse
+        pair.ask()
+        assert until("the request fails", 10, lambda: pair.step().failed_recving) == {"x-bbbbbbbb"}
+    finally:
+        pair.close()
 
 
 def test_a_push_lands_in_the_blocks_that_were_granted_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,12 +53,14 @@ class Pair:
         metadata.reqs_not_processed.add(transfer)
         self.prefill.worker.start_load_kv(metadata)
 
-    def pull(self, transfer: str, blocks: list[int], engine: str = "prefill") -> None:
+    def pull(
+        self, transfer: str, blocks: list[int], engine: str = "prefill", bootstrap: str | None = None
+    ) -> None:
         metadata = in_tree.MooncakeConnectorMetadata()
         parameters = {
             "transfer_id": transfer,
             "remote_engine_id": engine,
-            "remote_bootstrap_addr": f"http://{HOST}:{self.port}",
+            "remote_bootstrap_addr": bootstrap or f"http://{HOST}:{self.port}",
         }
         metadata.add_new_req(f"d-{transfer}", [blocks], parameters)
         self.decode.worker.start_load_kv(metadata)
@@ -127,6 +128,8 @@ def test_a_prefill_worker_frees_the_blocks_of_a_failed_write_at_once(pair: Pair)
     assert pair.received() == {"d-x"}
     assert pair.failed_blocks() == {7}
     assert pair.sent() == {"p-x"}
+    events = pair.prefill.connector.get_kv_connector_stats().data["kvferry_transfers"]
+    assert [outcome for _, _, outcome, _ in events] == ["failed"]
 
 
 def test_a_request_that_the_prefill_instance_drops_fails_at_once_where_it_is_waited_for(pair: Pair) -> None:
@@ -235,6 +238,37 @@ def test_a_request_that_the_last_answer_does_not_name_has_failed(pair: Pair) -> 
     assert pair.failed_blocks() == {7}
 
 
+def test_requests_fail_whatever_goes_wrong_with_what_they_name(pair: Pair) -> None:
+    fake = FakePrefill(lambda: in_tree.MooncakeXferResponse(in_tree.MooncakeXferResponseStatus.FINISH))
+    entry = {
+        "engine_id": "fake",
+        "worker_addr": {"0": {"0": fake.address}},
+        "incarnation": {"0": {"0": "none"}},
+    }
+    pair.decode.worker._learn(entry)
+    pair.pull("x", [7], engine="fake")
+    assert pair.received() == {"d-x"}
+    # No address of a bootstrap server: nor may it keep the next from asking.
+    for transfer in ("y", "z"):
+        pair.pull(transfer, [8], engine="nowhere", bootstrap="http://\ud800")
+        assert pair.received() == {f"d-{transfer}"}
+    assert pair.decode.worker._pending_bootstrap_queries == {}
+
+
+def test_a_notification_that_names_no_grant_is_ignored(pair: Pair) -> None:
+    with kvferry.Engine(listen=f"{HOST}:0") as stranger:
+        engine = pair.decode.worker.engine
+        peer = stranger.connect(engine.engine.address)
+        for message in (b"\xff stray", b"stray", b"7 tcp"):
+            peer.notify(message).wait()
+        assert until("they are there", 10, engine.arrivals) == {7: "tcp"}
+
+
+def test_a_cache_that_is_not_in_host_memory_is_refused(pair: Pair) -> None:
+    with pytest.raises(ValueError, match=r"a layer is on meta.*host memory only"):
+        pair.decode.worker.register_kv_caches({"a layer": torch.empty(1, device="meta")})
+
+
 def test_a_prefill_worker_of_vllms_own_is_refused(pair: Pair) -> None:
     fake = FakePrefill(lambda: in_tree.MooncakeXferResponse(in_tree.MooncakeXferResponseStatus.FINISH))
     pair.decode.worker._learn({"engine_id": "fake", "worker_addr": {"0": {"0": fake.address}}})
@@ -249,11 +283,10 @@ def test_a_prefill_worker_of_vllms_own_is_refused(pair: Pair) -> None:
     )
 
 
-def test_vllms_modules_and_this_threads_processors_are_as_they_were(pair: Pair) -> None:
+def test_vllms_modules_are_as_they_were(pair: Pair) -> None:
     assert in_tree.TransferEngine is not PushEngine
     assert in_tree.MooncakeBootstrapServer is not BootstrapServer
     assert in_tree.MooncakeConnectorWorker.__module__ == in_tree.__name__
-    assert os.sched_getaffinity(0) == set(range(os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize(

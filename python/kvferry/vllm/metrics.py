@@ -26,6 +26,8 @@ logger = logging.getLogger("vllm.kvferry")
 
 TRANSPORTS = ("local", "tcp")
 """What may carry a transfer."""
+UNREACHED = "none"
+"""What carried a transfer whose peer was not reached, or not any more."""
 DIRECTIONS = ("sent", "received")
 """Whether blocks of this process were sent, or blocks have arrived here."""
 OUTCOMES = ("done", "failed")
@@ -138,6 +140,7 @@ class KvferryMetrics:
                 self._bytes.labels(*labels, direction, transport)
                 for outcome in OUTCOMES:
                     self._transfers.labels(*labels, direction, transport, outcome)
+            self._transfers.labels(*labels, direction, UNREACHED, "failed")
         for opened_by in ("us", "peer"):
             self._lanes.labels(*labels, opened_by).set(0)
         self._fallbacks.labels(*labels)

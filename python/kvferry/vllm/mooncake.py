@@ -34,7 +34,7 @@ from vllm.platforms import current_platform
 
 import kvferry
 from kvferry import bootstrap
-from kvferry.vllm.metrics import TRANSFERS, Changes, MooncakeMetrics, MooncakeStats
+from kvferry.vllm.metrics import TRANSFERS, UNREACHED, Changes, MooncakeMetrics, MooncakeStats
 from kvferry.vllm.pulls import Pull, Watches, grant_mark
 from kvferry.vllm.push import BootstrapServer, PushEngine, Written, runs
 from kvferry.vllm.seal import SealedConnector
@@ -130,12 +130,21 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         if (engine := vars(self).get("engine")) is not None:
             engine.close()
 
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Registers the caches. Raises where one is not in host memory: there is no other yet."""
+        for layer, cache in kv_caches.items():
+            if cache.device.type != "cpu":
+                raise ValueError(
+                    f"the KV cache of {layer} is on {cache.device}, and kvferry transfers host memory only: "
+                    "run vLLM's own MooncakeConnector there"
+                )
+        super().register_kv_caches(kv_caches)
+
     # --- statistics ---
 
     def _note_written(self, written: Written) -> None:
-        if written.transport:
-            outcome = "done" if written.done else "failed"
-            self.xfer_stats.record(TRANSFERS, ["sent", written.transport, outcome, written.bytes])
+        outcome = "done" if written.done else "failed"
+        self.xfer_stats.record(TRANSFERS, ["sent", written.transport or UNREACHED, outcome, written.bytes])
 
     def get_kv_connector_stats(self) -> Any:
         """Statistics since the last call; None where nothing changed."""
@@ -174,15 +183,17 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
                 return
             rest = {request: blocks for request, blocks in meta.req_blocks.items() if request not in over}
             meta = msgspec.structs.replace(meta, req_blocks=rest)
+        asked = [self.reqs_need_send.get(transfer) for transfer, _ in meta.req_blocks.values()]
+        before = [send.sending if send is not None else 0 for send in asked]
         try:
             await super().send_kv_to_decode(identity, replies, meta)
         except Exception:
             # What is raised is answered as an error. vLLM has counted the request as being sent, if it was
-            # ready.
+            # ready; what was counted before is another pull's.
             replies.failed |= meta.req_blocks.keys()
             if len(meta.req_blocks) == 1:
                 ((transfer, _),) = meta.req_blocks.values()
-                if (send := self.reqs_need_send.get(transfer)) is not None and send.sending > 0:
+                if (send := self.reqs_need_send.get(transfer)) is not None and send.sending > before[0]:
                     send.sending -= 1
             raise
         finally:
@@ -200,7 +211,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
             send.expire_time = 0.0
         elif not send.p_req_id:
             # The request was never here: this was made for the decode worker to wait on.
-            del self.reqs_need_send[transfer]
+            self.reqs_need_send.pop(transfer).ready.set()
 
     def _remember_ended(self, transfer: str) -> None:
         self._ended[transfer] = None
@@ -246,9 +257,11 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
             listing = json.loads(await asyncio.to_thread(bootstrap.query, remote_bootstrap_addr, timeout))
             for entry in listing.values():
                 self._learn(entry)
-        except kvferry.Error as error:
-            logger.error("asking the bootstrap server %s failed: %s", remote_bootstrap_addr, error)
-        self._pending_bootstrap_queries.pop(remote_bootstrap_addr).set()
+        except Exception as error:
+            # Whatever it is: the address comes from a request, and others wait for this one's answer.
+            logger.error("asking the bootstrap server %r failed: %s", remote_bootstrap_addr, error)
+        finally:
+            self._pending_bootstrap_queries.pop(remote_bootstrap_addr).set()
 
     def _learn(self, entry: dict[str, Any]) -> None:
         def ranks(table: dict[str, dict[str, Any]]) -> dict[int, dict[int, Any]]:
@@ -281,9 +294,18 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         pull = Pull(request, meta, None)
         try:
             pull.grant = self._grant(worker, request, meta)
-        except (kvferry.Error, LookupError) as error:
+        except Exception as error:
             self._handle_failed_recv(pull, {request}, f"granting its blocks to {worker}: {error}")
             return
+        try:
+            await self._ask(worker, pull)
+        except Exception as error:
+            # Nobody else would say that it ended.
+            self._handle_failed_recv(pull, pull.unanswered, f"pulling from {worker}: {error}")
+        finally:
+            self._revoke(request, pull.grant)
+
+    async def _ask(self, worker: str, pull: Pull) -> None:
         if pull.grant is not None:
             grant_mark.set(f"#{self.engine.engine.incarnation:x}.{pull.grant.id:x}")
         ended = self._watches.end_of(worker)
@@ -292,13 +314,14 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         try:
             patience = envs.VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
             await asyncio.wait({talk, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            if not talk.done():
+            if talk.done():
+                talk.result()
+            else:
                 reason = f"{worker} is gone" if gone.done() else f"{worker} has not answered for {patience} s"
                 self._handle_failed_recv(pull, pull.unanswered, reason)
         finally:
             talk.cancel()
             gone.cancel()
-            self._revoke(request, pull.grant)
 
     def _grant(self, worker: str, request: str, meta: Any) -> kvferry.Grant | None:
         """Lets a prefill worker write a request's blocks. None where there is nothing to write."""
@@ -307,7 +330,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
             return None
         incarnation = self._incarnations.get(worker)
         if not incarnation:
-            raise LookupError("it runs vLLM's own MooncakeConnector: both instances need kvferry")
+            raise LookupError("it is gone, or runs vLLM's own MooncakeConnector: both instances need kvferry")
         addresses, lengths = [], []
         for base, stride, length, group, shared, row in zip(
             self.kv_caches_base_addr,

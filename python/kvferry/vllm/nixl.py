@@ -24,13 +24,17 @@ from kvferry._native import Descriptors
 from kvferry.compat import nixl as ours
 from kvferry.vllm.in_tree_nixl import base_worker
 from kvferry.vllm.in_tree_nixl import connector as in_tree
-from kvferry.vllm.metrics import TRANSFERS, Changes
+from kvferry.vllm.metrics import TRANSFERS, UNREACHED, Changes
 from kvferry.vllm.nixl_metrics import NixlMetrics, NixlStats
 from kvferry.vllm.seal import SealedConnector
 from kvferry.vllm.standin import affinity_kept, swapped
 
 _push_grants: ContextVar[dict[str, int]] = ContextVar("push_grants", default={})  # noqa: B039
 """By the incarnations of prefill ranks, the grants that came with the registration which is being served."""
+
+
+CLOCKS_S = 0.1
+"""By how much the clocks of two instances may be told apart wrongly: a network's round trip."""
 
 
 class Agent(ours.nixl_agent):
@@ -57,9 +61,9 @@ class Agent(ours.nixl_agent):
         if getattr(handle, "counted", False):
             return
         handle.counted = True
-        if (transport := handle.peer.status()["transport"]) is not None:
-            direction = "received" if handle.way == "read" else "sent"
-            self.stats.record(TRANSFERS, [direction, transport, outcome, handle.bytes])
+        transport = handle.peer.status()["transport"] or UNREACHED
+        direction = "received" if handle.way == "read" else "sent"
+        self.stats.record(TRANSFERS, [direction, transport, outcome, handle.bytes])
 
     def record_changes(self) -> None:
         """Looks at what carries transfers now."""
@@ -108,8 +112,10 @@ class NixlPullWorker(_Worker, in_tree.NixlPullConnectorWorker):
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
         """Takes reads that have ended. One has failed that ended when its source may have been in other
         use."""
+        # One without transfers has read nothing, as where all of it was cached.
+        reading = {request for request, handles in transfers.items() if handles}
         done, failed = super()._pop_done_transfers(transfers)
-        read = done - failed if transfers is self._recving_transfers else set()
+        read = (done - failed) & reading if transfers is self._recving_transfers else set()
         late = {request for request in read if self._is_late(request)}
         for _ in late:
             self.xfer_stats.record_kv_expired_req()
@@ -120,7 +126,10 @@ class NixlPullWorker(_Worker, in_tree.NixlPullConnectorWorker):
         if meta is None or meta.remote is None or meta.remote.blocks_expiry_time is None:
             return False
         remote = meta.remote
-        kept_until = remote.blocks_expiry_time - self._engine_clock_offset.get(remote.engine_id, 0.0)
+        if (offset := self._engine_clock_offset.get(remote.engine_id)) is None:
+            # The engine was forgotten meanwhile: there is no telling when that was.
+            return True
+        kept_until = remote.blocks_expiry_time - offset - CLOCKS_S
         began, until = self._renewed.pop((remote.engine_id, remote.request_id), (kept_until, kept_until))
         # A renewal that came when the time was over has kept nothing.
         return bool(time.perf_counter() >= (max(kept_until, until) if began <= kept_until else kept_until))
@@ -139,16 +148,20 @@ class NixlPullScheduler(in_tree.NixlPullConnectorScheduler):
 
 
 class PushAgent(Agent):
-    """An agent whose memory is written by leave only: each request's blocks are granted for its push."""
-
-    def open(self, region: kvferry.Region) -> None:
-        """Tells peers where the memory is. What they may write of it each registration says."""
-        region.layout(len(region), 1).publish(f"vllm.{region.address:x}")
+    """An agent that pushes by leave of a registration, where it came with one."""
 
     def leave_of(self, remote: Any) -> kvferry.RemoteGrant | None:
         """The grant that came with the registration which is being served."""
         grant = _push_grants.get().get(f"{self._engine.incarnation:x}")
         return kvferry.RemoteGrant.named(remote.incarnation, grant, "write") if grant is not None else None
+
+
+class GrantingAgent(PushAgent):
+    """An agent whose memory is written by leave only: each request's blocks are granted for its push."""
+
+    def open(self, region: kvferry.Region) -> None:
+        """Tells peers where the memory is. What they may write of it each registration says."""
+        region.layout(len(region), 1).publish(f"vllm.{region.address:x}")
 
     def grant(self, prepared: Any, indices: Any, agent: str, ttl: float) -> tuple[str, kvferry.Grant]:
         """Lets another agent write some of a prepared list: its incarnation, and the grant."""
@@ -165,7 +178,7 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
         # A registration comes from each decode rank, and a prefill rank serves one of them for all: with more
         # than one, there is no telling whose grants it has. Then memory is shared, as with NIXL.
         self._grants_pushes = vllm_config.parallel_config.tensor_parallel_size == 1
-        self._agent_class = PushAgent if self._grants_pushes else Agent
+        self._agent_class = GrantingAgent if self._grants_pushes else PushAgent
         self._granted: dict[str, list[kvferry.Grant]] = {}
         self._granting = threading.Lock()
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -182,7 +195,14 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
         """Asks the prefill ranks for a push, and lets each write the request's blocks."""
         with self._handshake_lock:
             agents = list((self._remote_agents.get(reg_data["remote_engine_id"]) or {}).values())
-        grants = self._grant(req_id, agents) if self._grants_pushes else {}
+        try:
+            grants = self._grant(req_id, agents) if self._grants_pushes else {}
+        except Exception as error:
+            # On the thread that writes, and nobody else would say that it failed.
+            self._revoke(req_id)
+            self._log_failure(failure_type="push_grant_failed", req_id=req_id, error=error)
+            self._failed_recv_reqs.put(req_id)
+            return
         super()._do_send_reg_notif(req_id, {**reg_data, "kvferry_grants": grants})
 
     def _grant(self, request: str, agents: list[str]) -> dict[str, int]:
@@ -201,10 +221,15 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
             )
             prepared = self.src_xfer_handles_by_block_size[self.block_size]
             # What is overdue is revoked; this is for a scheduler that is gone.
-            ttl = 2 * self.kv_transfer_config.get_from_extra_config("push_registration_timeout", 480.0)
-            grants = [self.nixl_wrapper.grant(prepared, indices, agent, ttl) for agent in agents]
-            self._granted[request] = [grant for _, grant in grants]
-            return {peer: grant.id for peer, grant in grants}
+            setting = self.kv_transfer_config.get_from_extra_config
+            ttl = 2 * float(setting("push_registration_timeout", setting("decoder_kv_blocks_ttl", 480)))
+            by_peer: dict[str, int] = {}
+            held = self._granted.setdefault(request, [])
+            for agent in agents:
+                peer, grant = self.nixl_wrapper.grant(prepared, indices, agent, ttl)
+                held.append(grant)
+                by_peer[peer] = grant.id
+            return by_peer
 
     def _revoke(self, request: str) -> None:
         with self._granting:

@@ -137,6 +137,8 @@ class PushEngine:
             peer = self.engine.connect(to.address)
             transport = peer.status()["transport"] or ""
             with self._lock:
+                # Those that ended have other ports when they come back.
+                self._peers = {at: one for at, one in self._peers.items() if one.incarnation is not None}
                 self._peers[peer.address] = peer
             report = peer.write(
                 runs(sources, lengths),
@@ -164,8 +166,12 @@ class PushEngine:
         """Grants under which everything has arrived since the last call, and over which transport."""
         arrived = {}
         while (notification := self.engine.try_notification()) is not None:
-            grant, _, transport = notification.message.decode().partition(" ")
-            arrived[int(grant, 16)] = transport
+            try:
+                grant, _, transport = notification.message.decode().partition(" ")
+                arrived[int(grant, 16)] = transport
+            except ValueError:
+                # Anybody may send one.
+                logger.warning("a notification that names no grant is ignored: %r", notification.message[:64])
         return arrived
 
     def close(self) -> None:
