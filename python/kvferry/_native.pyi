@@ -428,7 +428,7 @@ class Registration:
         address: str,
         incarnation: int,
         lease: float,
-        sizes: tuple[int | None, int | None, int | None] = (None, None, None),
+        sizes: tuple[int | None, int | None, int | None] = ...,
     ) -> Self:
         """Begins to register, and returns. Ranks and sizes are data, tensor and pipeline parallel; `address`
         is ``tcp://HOST:PORT``; `lease` is in seconds."""
