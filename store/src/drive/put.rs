@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use kvferry_engine::{Remote, RemoteSpan, Span, TransferError};
 use kvferry_proto::pool::{
-    Ended, Key, Outcome, Put as Room, PutEnd, PutRevoke, PutStart, Revoked, Tenant,
+    Ended, Key, Outcome, Put as Room, PutEnd, PutRevoke, PutStart, PutStartAnswer, Revoked, Tenant,
 };
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
 use super::shared::Shared;
@@ -29,7 +29,8 @@ pub(crate) async fn put(
         Err(error) => return puts.iter().map(|_| Err(error.clone())).collect(),
     };
     let batch = Batch::new(puts.iter().map(Put::check));
-    let mut putting = Putting { shared, tenant, puts, options, checksums, batch: Some(batch) };
+    let (batch, starting) = (Some(batch), None);
+    let mut putting = Putting { shared, tenant, puts, options, checksums, batch, starting };
     putting.carry_out().await;
     putting.batch.take().map_or_else(Vec::new, Batch::into_results)
 }
@@ -55,6 +56,30 @@ struct Putting {
     checksums: Vec<Option<u32>>,
     /// Until its results are taken.
     batch: Option<Batch>,
+    /// While room is asked for.
+    starting: Option<Starting>,
+}
+
+/// A call that reserves room: a task of its own, so that its answer is heard whoever still waits.
+struct Starting {
+    call: JoinHandle<Result<PutStartAnswer, Error>>,
+    items: Vec<usize>,
+    sent: Instant,
+}
+
+impl Starting {
+    /// Hears the answer, and tells the batch. May be dropped while it waits, and called again.
+    async fn hear(&mut self, batch: &mut Batch) -> bool {
+        let answer = match (&mut self.call).await {
+            Ok(answer) => answer,
+            // Nothing in it panics; if it does, so does the call that it is a part of.
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        let mut refusals = answer.iter().flat_map(|answer| &answer.reserved);
+        let is_unknown = refusals.any(|reserved| matches!(reserved, Err(Outcome::NotJoined)));
+        batch.started(&self.items, self.sent, answer);
+        is_unknown
+    }
 }
 
 impl Putting {
@@ -98,13 +123,15 @@ impl Putting {
             is_pinned: self.options.is_pinned,
             soft_pin: self.options.soft_pin,
         };
-        let sent = Instant::now();
-        let answer = self.shared.master.put_start(start).await;
-        let refusals = answer.iter().flat_map(|answer| &answer.reserved);
-        if refusals.into_iter().any(|reserved| matches!(reserved, Err(Outcome::NotJoined))) {
+        let (master, sent) = (self.shared.master.clone(), Instant::now());
+        let call = tokio::spawn(async move { master.put_start(start).await });
+        let starting = self.starting.insert(Starting { call, items: items.to_vec(), sent });
+        if let Some(batch) = &mut self.batch
+            && starting.hear(batch).await
+        {
             self.shared.join_again.notify_one();
         }
-        self.tell(|batch| batch.started(items, sent, answer));
+        self.starting = None;
     }
 
     async fn write(&mut self, loads: Vec<Load>) {
@@ -157,17 +184,29 @@ impl Putting {
 }
 
 impl Drop for Putting {
-    /// Whoever waited has gone: what is reserved is given back.
+    /// Whoever waited has gone: what is reserved, or is just being reserved, is given back.
     fn drop(&mut self) {
-        let reserved = self.batch.take().map_or_else(Vec::new, |batch| batch.reserved());
-        if reserved.is_empty() {
+        let Some(mut batch) = self.batch.take() else { return };
+        let starting = self.starting.take();
+        if starting.is_none() && batch.reserved().is_empty() {
             return;
         }
-        let revoke = revoke(&self.shared, &self.tenant, &self.puts, &reserved);
-        let master = self.shared.master.clone();
+        let (shared, tenant, puts) = (self.shared.clone(), self.tenant.clone(), self.puts.clone());
+        let give_back = async move {
+            if let Some(mut starting) = starting {
+                starting.hear(&mut batch).await;
+            }
+            let reserved = batch.reserved();
+            if !reserved.is_empty() {
+                let revoke = revoke(&shared, &tenant, &puts, &reserved);
+                if let Err(error) = shared.master.put_revoke(revoke).await {
+                    tracing::debug!(%error, "reservations are left to end by themselves");
+                }
+            }
+        };
         // Outside of a runtime the store itself is going, and says so to the master.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { master.put_revoke(revoke).await });
+            runtime.spawn(give_back);
         }
     }
 }
