@@ -192,16 +192,30 @@ class Kernel:
             archive.end()
 
 
-def fetch_kernel(into: Path) -> None:
-    """Fetches the newest kernel of a series that is known to work, and unpacks it."""
+def known_kernels() -> list[str]:
+    """The packages of kernels that can be had. Those for clouds have no rdma_rxe."""
     listed = subprocess.run(
         ["apt-cache", "pkgnames", "linux-image-6."], capture_output=True, text=True, check=False
     ).stdout.split()
-    # Those for clouds have no rdma_rxe.
-    kernels = [name for name in listed if re.fullmatch(r"linux-image-6\.(1|12)\.[\w.+]*(-\d+)?-amd64", name)]
+    pattern = r"linux-image-6\.(1|12)\.[\w.+]*(-\d+)?-amd64"
+    return [name for name in listed if re.fullmatch(pattern, name)]
+
+
+def fetch_kernel(into: Path) -> None:
+    """Fetches a kernel of a series that is known to work, the newest of it, and unpacks it."""
+    kernels = known_kernels()
+    if not kernels and os.environ.get("SETUP") == "1":
+        print("guest: apt-get update", file=sys.stderr)
+        subprocess.run(["apt-get", "update"], stdout=sys.stderr, check=False)
+        kernels = known_kernels()
     if not kernels:
-        raise Broken("no package linux-image-6.12.* or linux-image-6.1.* is known; `apt-get update`?")
-    package = max(kernels, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])
+        raise Broken("no package linux-image-6.1.* or linux-image-6.12.* is known; `apt-get update`?")
+
+    def preference(name: str) -> tuple[bool, list[int]]:
+        """6.1 before others, and the newest of a series."""
+        return name.startswith("linux-image-6.1."), [int(part) for part in re.findall(r"\d+", name)]
+
+    package = max(kernels, key=preference)
     print(f"guest: fetching {package}, about 110 MB", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=into.parent) as folder:
         fetched = subprocess.run(
