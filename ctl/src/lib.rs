@@ -7,6 +7,7 @@
 //! | [`doctor`] | `kvctl doctor`: what would break or slow transfers on this host |
 //! | `bootstrap` | `kvctl bootstrap`: serve a bootstrap server, and ask one |
 //! | `store` | `kvctl store`: lend memory of this host to a pool |
+//! | `service` | what commands have in common that run until a signal ends them |
 //!
 //! Commands take the root of the file system and the environment as parameters, so that what they
 //! say of any machine can be tested.
@@ -16,6 +17,7 @@ mod bootstrap;
 pub mod cli;
 pub mod doctor;
 mod page;
+mod service;
 mod store;
 pub mod topology;
 

@@ -3,8 +3,6 @@
 mod query;
 mod serve;
 
-use std::time::Duration;
-
 use clap::Subcommand;
 
 use crate::cli::{Environment, Outcome};
@@ -29,10 +27,4 @@ pub(crate) fn run(command: &Command, environment: &Environment) -> anyhow::Resul
     // A name that is being resolved must not hold up the end.
     runtime.shutdown_background();
     outcome
-}
-
-/// A time in seconds, as `60` or `0.5`.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "it is not a number of seconds".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }

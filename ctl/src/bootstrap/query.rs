@@ -7,8 +7,7 @@ use clap::Args;
 use kvferry_engine::bootstrap::table::Listing;
 use kvferry_engine::bootstrap::{Client, ClientError};
 
-use super::seconds;
-use crate::cli::Outcome;
+use crate::cli::{Outcome, seconds};
 use crate::page::Table;
 
 /// Show who has registered with a bootstrap server: kvferry's, or the one in vLLM's Mooncake

@@ -1,17 +1,15 @@
 //! `kvctl bootstrap serve`.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
 use kvferry_engine::bootstrap::{Bootstrap, Token, table};
-use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
-use super::seconds;
-use crate::cli::{Environment, Outcome};
+use crate::cli::{Environment, Outcome, seconds};
+use crate::service::{Signals, start_log};
 
 /// Where the token stands, where no file is given.
 const TOKEN_VARIABLE: &str = "KVFERRY_BOOTSTRAP_TOKEN";
@@ -75,17 +73,10 @@ pub(super) async fn run(
     arguments: &Arguments,
     environment: &Environment,
 ) -> anyhow::Result<Outcome> {
-    let filter = environment.get("RUST_LOG").unwrap_or_else(|| "info".into());
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .with_env_filter(EnvFilter::try_new(filter).context("RUST_LOG")?);
-    // Whoever runs this in its own process may have a log already.
-    let _ = subscriber.try_init();
+    start_log(environment)?;
 
     // Before anything is bound: a signal from now on is not lost.
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let mut signals = Signals::new()?;
 
     let limits = table::Limits {
         engines: arguments.max_engines,
@@ -112,10 +103,7 @@ pub(super) async fn run(
     let mut stdout = io::stdout();
     // Whoever started it may have closed its output: it serves all the same.
     let _ = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush());
-    let by = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    };
+    let by = signals.next().await;
     drop(bootstrap);
     Ok(Outcome { text: format!("ended by {by}\n"), success: true })
 }

@@ -1,6 +1,6 @@
 //! `kvctl store serve`.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,9 @@ use clap::Args;
 use kvferry_engine::size::Size;
 use kvferry_engine::{Engine, Registry};
 use kvferry_store::{Lent, SegmentState, Store};
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
-use crate::bootstrap::seconds;
-use crate::cli::{Environment, Outcome};
+use crate::cli::{Environment, Outcome, seconds};
+use crate::service::{Signals, start_log};
 
 /// Where the master is reached, where no flag says so.
 const MASTER_VARIABLE: &str = "KVFERRY_MASTER";
@@ -81,37 +79,11 @@ pub(crate) struct Arguments {
     grace: Duration,
 }
 
-/// What ends it.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
-        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt()).context("SIGINT")? })
-    }
-
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
-    }
-}
-
 pub(super) async fn run(
     arguments: &Arguments,
     environment: &Environment,
 ) -> anyhow::Result<Outcome> {
-    let filter = environment.get("RUST_LOG").unwrap_or_else(|| "info".into());
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .with_env_filter(EnvFilter::try_new(filter).context("RUST_LOG")?);
-    // Whoever runs this in its own process may have a log already.
-    let _ = subscriber.try_init();
+    start_log(environment)?;
 
     // Before anything is lent: a signal from now on is not lost.
     let mut signals = Signals::new()?;
