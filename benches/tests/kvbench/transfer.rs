@@ -28,7 +28,7 @@ fn every_combination_is_measured_and_verified() {
         "transfer",
         "--block-size=4KiB,64KB,100000",
         "--total=1MiB,2MiB",
-        "--iterations=2",
+        "--iterations=3",
         "--transport=tcp",
     ]);
     let mut expected = Vec::new();
