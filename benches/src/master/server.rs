@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use kv_master::server::{Listen, Master};
-use kv_master::state::Settings;
+use kv_master::state::{LeaseTimes, Settings};
 use parking_lot::Mutex;
 
 use crate::measure::cpu_spent;
@@ -80,7 +80,10 @@ impl Drop for Server {
 pub(crate) fn serve(workers: u16) -> anyhow::Result<()> {
     let any = || ("127.0.0.1".to_owned(), 0);
     let listen = Listen { clients: any(), heartbeat_port: 0, metrics: any(), metadata: None };
-    let settings = Settings { recovery: Duration::ZERO, ..Settings::default() };
+    // The owner gives no sign of life: nobody expires, however long is measured.
+    let expire = Duration::from_secs(24 * 3600);
+    let clients = LeaseTimes { suspect: expire, expire, ..Settings::default().clients };
+    let settings = Settings { recovery: Duration::ZERO, clients, ..Settings::default() };
     let master = Master::start(settings, &listen, usize::from(workers))?;
     let mut output = std::io::stdout();
     writeln!(output, "{}", master.addresses().clients)?;
