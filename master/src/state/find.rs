@@ -43,28 +43,25 @@ impl Pool {
     pub fn exists(&self, now: Moment, exists: &Exists) -> ExistsAnswer {
         let absent = if self.is_recovering(now) { Presence::Recovering } else { Presence::Absent };
         let until = now.after(self.settings.notice_lease);
+        let used = Coarse::of(now);
         let mut least = until;
+        let mut found = vec![absent; exists.keys.len()];
         let segments = self.segments.read();
-        let find = |key: &kvferry_proto::pool::Key| {
-            let name = self.name(&exists.tenant, key.as_bytes());
-            let mut shard = self.shard(name.hash).lock();
-            let found = shard.find(&name).and_then(|number| shard.objects.get_mut(number));
-            let Some(object) = found.filter(|object| object.writer.is_none()) else {
-                return absent;
-            };
+        self.look_up(&exists.tenant, &exists.keys, |index, shard, number| {
+            let object = number.and_then(|number| shard.objects.get_mut(number));
+            let Some(object) = object.filter(|object| object.writer.is_none()) else { return };
             if !Self::is_visible(&segments, object) {
-                return absent;
+                return;
             }
-            object.used = Coarse::of(now);
+            object.use_at(used);
             if exists.lease {
                 if object.noticed <= now {
                     object.noticed = until;
                 }
                 least = least.min(object.noticed.max(object.read));
             }
-            Presence::There
-        };
-        let found = exists.keys.iter().map(find).collect();
+            found[index] = Presence::There;
+        });
         let lease = if exists.lease { left(now, least) } else { Duration::ZERO };
         ExistsAnswer { found, lease }
     }
@@ -75,27 +72,26 @@ impl Pool {
     pub fn locate(&self, now: Moment, locate: &Locate) -> LocateAnswer {
         let absent = if self.is_recovering(now) { Outcome::Recovering } else { Outcome::NotFound };
         let until = now.after(self.settings.read_lease);
+        let used = Coarse::of(now);
         let mut mentioned = Mentioned::default();
+        let mut objects = vec![Err(absent); locate.keys.len()];
         let segments = self.segments.read();
-        let find = |key: &kvferry_proto::pool::Key| {
-            let name = self.name(&locate.tenant, key.as_bytes());
-            let mut shard = self.shard(name.hash).lock();
-            let found = shard.find(&name).and_then(|number| shard.objects.get_mut(number));
-            let object = found.filter(|object| object.writer.is_none()).ok_or(absent)?;
+        self.look_up(&locate.tenant, &locate.keys, |index, shard, number| {
+            let object = number.and_then(|number| shard.objects.get_mut(number));
+            let Some(object) = object.filter(|object| object.writer.is_none()) else { return };
             let replicas = mentioned.replicas(&segments, object);
             if replicas.is_empty() {
-                return Err(absent);
+                return;
             }
             object.read = object.read.max(until);
-            object.used = Coarse::of(now);
-            Ok(Located {
+            object.use_at(used);
+            objects[index] = Ok(Located {
                 length: object.length,
                 version: object.version,
                 checksum: object.checksum,
                 replicas,
-            })
-        };
-        let objects = locate.keys.iter().map(find).collect();
+            });
+        });
         drop(segments);
         LocateAnswer { objects, segments: mentioned.placed, lease: left(now, until) }
     }

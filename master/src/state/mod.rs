@@ -35,14 +35,15 @@
 //! | `clients`, `lease` | joining, signs of life; whose lease runs |
 //! | `mount`, `segment`, `feed`, `extents` | segments coming and going; what their owners have to be told; which of their bytes are free |
 //! | `put`, `placement` | room for objects, and where |
-//! | `find`, `remove` | looking, removing |
+//! | `find`, `batch`, `remove` | looking, a few keys at a time; removing |
 //! | `evict`, `eviction`, `group`, `tend` | what goes when room is needed; what is due |
 //! | `shard`, `object`, `name`, `slab` | objects in few bytes |
 //! | `list` | what people ask for |
 //!
 //! Locks are taken in this order: clients; the list of segments; one shard; groups, an owner's feed,
-//! or a segment's room.
+//! or a segment's room. `batch` holds several shards, and waits for no lock while it does.
 
+mod batch;
 mod clients;
 mod evict;
 mod eviction;

@@ -29,7 +29,7 @@ impl Hashing {
     }
 
     pub(super) fn name<'a>(&self, tenant: &'a str, key: &'a [u8]) -> Name<'a> {
-        let cut = key.iter().rposition(|byte| matches!(byte, b'@' | b'/' | b':'));
+        let cut = memchr::memrchr3(b'@', b'/', b':', key);
         let (prefix, suffix) = key.split_at(cut.map_or(0, |last| last + 1));
         Name { hash: self.parts(tenant, prefix, suffix), tenant, prefix, suffix }
     }
@@ -87,6 +87,15 @@ impl Suffix {
 pub(super) struct Stored {
     prefix: u32,
     suffix: Suffix,
+}
+
+impl Stored {
+    /// Something of each piece of its memory.
+    pub(super) fn touch(&self) -> u64 {
+        let bytes = self.suffix.as_bytes();
+        let first = bytes.first().copied().unwrap_or_default();
+        u64::from(first) ^ u64::from(bytes.last().copied().unwrap_or_default())
+    }
 }
 
 #[derive(Debug)]

@@ -114,6 +114,13 @@ pub(super) enum Hold {
 }
 
 impl Object {
+    /// It is used now. Memory that does not change need not be written back.
+    pub(super) fn use_at(&mut self, now: Coarse) {
+        if self.used != now {
+            self.used = now;
+        }
+    }
+
     pub(super) fn hold(&self, now: Moment) -> Hold {
         match () {
             () if self.writer.is_some() || self.is_pinned || self.read > now => Hold::Firm,

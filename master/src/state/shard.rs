@@ -39,6 +39,16 @@ impl Shard {
         self.index.find(name.hash, is_it).copied()
     }
 
+    /// The object that [`Self::find`] is likely to find: it has not been looked at.
+    pub(super) fn candidate(&self, hash: u64) -> Option<u32> {
+        self.index.find(hash, |_| true).copied()
+    }
+
+    /// Something of each piece of memory that [`Self::find`] will look at.
+    pub(super) fn touch(&self, number: u32) -> u64 {
+        self.objects.get(number).map_or(0, |object| object.version.0 ^ object.key.touch())
+    }
+
     /// The object of that version, where its key's hash is known.
     pub(super) fn find_version(&self, hash: u64, version: Version) -> Option<u32> {
         let is_it = |number: &u32| {
