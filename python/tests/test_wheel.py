@@ -14,7 +14,7 @@ import pytest
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PACKAGE = Path(kvferry.__file__).parent
-COMMANDS = ("kvctl", "kvbench")
+COMMANDS = ("kvctl", "kvbench", "kv-master")
 
 
 def test_what_is_tested_is_what_was_installed() -> None:
