@@ -4,16 +4,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 home=${1:-target/peers}
-mooncake="mooncake-transfer-engine-non-cuda==0.3.13.post1"
-nixl="nixl==1.5.1 nixl-cu12==1.5.1"
 
-if [ ! -e "$home/complete" ]; then
+# What is installed follows from these: when one changes, it is installed anew.
+wanted=$(cat benches/peers/{setup.sh,wheels.txt} | sha256sum)
+
+if [ "$(cat "$home/complete" 2>/dev/null)" != "$wanted" ]; then
     rm -rf "$home"
     mkdir -p "$home"
     python3 -m venv "$home/env" >&2
-    # Without their dependencies: those are gigabytes of CUDA libraries, of which TCP needs none.
-    # shellcheck disable=SC2086
-    "$home/env/bin/pip" install --quiet --no-deps $mooncake $nixl numpy==2.4.6 >&2
+    "$home/env/bin/pip" install --quiet --no-deps -r benches/peers/wheels.txt numpy==2.4.6 >&2
     # Mooncake's engine is linked with the RDMA libraries, whatever carries its transfers.
     if ! ldconfig -p | grep -q libibverbs.so.1; then
         if ! command -v apt-get dpkg >/dev/null; then
@@ -26,6 +25,6 @@ if [ ! -e "$home/complete" ]; then
             dpkg -x "$package" "$home/system"
         done
     fi
-    touch "$home/complete"
+    echo "$wanted" >"$home/complete"
 fi
 echo "$home/env/bin/python"
