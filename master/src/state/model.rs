@@ -29,6 +29,13 @@ struct Peer {
     heard: Moment,
 }
 
+impl Peer {
+    /// The highest epoch that it knows of is what it says to the next master.
+    fn saw(&mut self, version: Version) {
+        self.epoch = self.epoch.max(version.epoch());
+    }
+}
+
 /// Somebody may store or take bytes there until then.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
@@ -200,6 +207,7 @@ impl World {
             self.pool.reserve(self.now, seed, &start, &mut answer, &mut told);
         }
         let Ok(reserved) = &answer.reserved[0] else { return };
+        self.peers[index].saw(reserved.version);
         let until = self.now.after(settings().reservation).after(settings().late_writes);
         for replica in &reserved.replicas {
             let placed = &answer.segments[replica.segment];
@@ -401,6 +409,7 @@ impl World {
                             && other.offset < held.offset + held.length
                     });
                     assert!(!overlaps, "{held:?} is where something else is");
+                    peer.saw(held.version);
                     peer.inventory.insert(held.version, held);
                 }
                 What::Drop(version) => {
@@ -459,6 +468,8 @@ impl World {
             })
             .collect();
         self.pool = Pool::new(settings(), seed);
+        // A server's time begins with it: it does not take what was before for having been held up.
+        self.pool.look(self.now);
         for index in 0..self.peers.len() {
             self.mount(index);
         }

@@ -14,7 +14,8 @@ pub struct Join {
     pub client: Incarnation,
     /// What people call its host; may be empty.
     pub host: String,
-    /// The highest epoch of a master that it was told; 0 where it was told none.
+    /// The highest epoch of a master that it knows of, by what it was told and by the versions of
+    /// what it put and holds; 0 where it knows none.
     pub epoch: u32,
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kvferry_proto::Incarnation;
-use kvferry_proto::pool::{BeatAnswer, JoinAnswer};
+use kvferry_proto::pool::{BeatAnswer, JoinAnswer, Version};
 
 /// The first wait after an attempt to join that failed; it doubles with each.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -37,7 +37,7 @@ pub(crate) enum Verdict {
 #[derive(Debug, Default)]
 pub(crate) struct Membership {
     joined: Option<Joined>,
-    /// The highest epoch of any master.
+    /// The highest epoch of any master that is known of.
     epoch: u32,
     failures: u32,
 }
@@ -46,6 +46,12 @@ impl Membership {
     /// What to say of masters before.
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch
+    }
+
+    /// A master gave out that version. Another client may have raised its epoch after this one has
+    /// joined: whoever knows a version says so to the next master, which gives it to nothing else.
+    pub(crate) fn on_version(&mut self, version: Version) {
+        self.epoch = self.epoch.max(version.epoch());
     }
 
     /// How it stands, while the lease runs.
@@ -144,6 +150,10 @@ mod tests {
             // Of the epochs that it was told the highest counts.
             membership.on_joined(now, answer(1, 3));
             assert_eq!(membership.epoch(), 7);
+            // So does that of a version, where nobody told of it.
+            membership.on_version(Version::first(8));
+            membership.on_version(Version::first(2));
+            assert_eq!(membership.epoch(), 8);
         }
     }
 

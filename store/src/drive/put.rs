@@ -123,8 +123,14 @@ impl Putting {
             is_pinned: self.options.is_pinned,
             soft_pin: self.options.soft_pin,
         };
-        let (master, sent) = (self.shared.master.clone(), Instant::now());
-        let call = tokio::spawn(async move { master.put_start(start).await });
+        let (shared, sent) = (self.shared.clone(), Instant::now());
+        let call = tokio::spawn(async move {
+            let answer = shared.master.put_start(start).await?;
+            for reserved in answer.reserved.iter().flatten() {
+                shared.membership.lock().on_version(reserved.version);
+            }
+            Ok(answer)
+        });
         let starting = self.starting.insert(Starting { call, items: items.to_vec(), sent });
         if let Some(batch) = &mut self.batch
             && starting.hear(batch).await

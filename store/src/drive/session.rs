@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use kvferry_proto::pool::{BATCH, Follow, Join, MountPart, Outcome};
+use kvferry_proto::pool::{BATCH, Follow, Join, MountPart, Outcome, What};
 use kvferry_proto::rpc::pool as rpc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -96,6 +96,9 @@ fn apply(shared: &Shared, changes: kvferry_proto::pool::Changes) -> u64 {
     let mut inventory = shared.inventory.lock();
     for change in changes.changes {
         let segment = change.segment;
+        if let What::Keep(held) = &change.what {
+            shared.membership.lock().on_version(held.version);
+        }
         if !inventory.apply(change) {
             tracing::warn!(%segment, "the master says of a segment what cannot be");
         }
