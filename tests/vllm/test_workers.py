@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 import zmq
+from kvferry.vllm import layouts
 from kvferry.vllm.mooncake import MooncakeConnector
 from kvferry.vllm.push import BootstrapServer, PushEngine, Session
 from servers import HOST, free_port, until
@@ -112,6 +113,74 @@ def test_both_ends_count_a_transfer(pair: Pair) -> None:
     assert sent["kvferry_transfers"] == [["sent", "tcp", "done", size]]
     assert received["kvferry_transfers"] == [["received", "tcp", "done", size]]
     assert sent["bytes_transferred"] == [size]
+
+
+def test_a_request_whose_blocks_do_not_come_is_counted_once(pair: Pair) -> None:
+    pair.drop("unknown")
+    pair.pull("unknown", [1])
+    pair.received()
+    stats = pair.decode.connector.get_kv_connector_stats().data
+    assert stats["kvferry_transfers"] == [["received", "none", "failed", 0]]
+    assert stats["num_failed_recvs"] == [1]
+
+
+def tables(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What comes to the prefill worker of each table of layers, from now on."""
+    decoder = pair.prefill.worker._xfer_meta_decoder
+    came: list[list[int]] = []
+
+    class Noting:
+        def decode(self, message: bytes) -> Any:
+            came.append(msgspec.msgpack.decode(message, type=in_tree.MooncakeXferMetadata).block_lens)
+            return decoder.decode(message)
+
+    monkeypatch.setattr(pair.prefill.worker, "_xfer_meta_decoder", Noting())
+    return came
+
+
+def moves(pair: Pair, transfer: str, source: int, target: int) -> None:
+    """Has a block moved, and looks whether it was."""
+    pair.schedule(transfer)
+    pair.finish(transfer, [source])
+    pair.pull(transfer, [target])
+    assert pair.received() == {f"d-{transfer}"}
+    assert pair.failed_blocks() == set()
+    assert torch.equal(pair.decode.blocks([target]), pair.prefill.blocks([source]))
+
+
+def test_the_table_of_layers_is_sent_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    came = tables(pair, monkeypatch)
+    moves(pair, "x", 3, 7)
+    moves(pair, "y", 4, 8)
+    assert [bool(table) for table in came] == [True, False]
+
+
+def test_a_table_of_layers_that_was_forgotten_is_sent_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = pair.prefill.worker._xfer_meta_decoder
+    came = tables(pair, monkeypatch)
+    moves(pair, "x", 3, 7)
+    decoder._tables.clear()
+    moves(pair, "y", 4, 8)
+    moves(pair, "z", 5, 9)
+    assert [bool(table) for table in came] == [True, False, True, False]
+
+
+def test_tables_of_layers_are_not_kept_for_ever(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "KNOWN", 2)
+    decoder, encoder = layouts.PullDecoder(), msgspec.msgpack.Encoder()
+
+    def decode(name: str, bases: list[int]) -> list[int]:
+        pull = in_tree.MooncakeXferMetadata(f"{HOST}#1.2.{name}", 1, 1, 0, {}, bases, bases, bases)
+        return list(decoder.decode(encoder.encode(pull)).block_lens)
+
+    for number, name in enumerate(("one", "two", "three"), start=1):
+        assert decode(name, [number]) == [number]
+        assert decode(name, []) == [number]
+    assert decode("two", []) == [2]
+    with pytest.raises(LookupError, match=f"{layouts.UNKNOWN}one"):
+        decode("one", [])
 
 
 def test_a_prefill_worker_frees_the_blocks_of_a_failed_write_at_once(pair: Pair) -> None:
@@ -294,6 +363,8 @@ def test_vllms_modules_are_as_they_were(pair: Pair) -> None:
     [
         ({}, HOST, "mooncake_protocol is 'rdma'"),
         ({"mooncake_protocol": "tcp", "device_name": "mlx5_0"}, HOST, "device_name is 'mlx5_0'"),
+        ({"device_names_by_gpu": ["mlx5_0", "mlx5_1"]}, HOST, "device_names_by_gpu is"),
+        ({"device_name_per_gpu": ["mlx5_0", "mlx5_1"]}, HOST, "device_name_per_gpu is"),
         ({"mooncake_protocol": "tcp"}, "0.0.0.0", "set VLLM_HOST_IP"),
     ],
 )

@@ -16,6 +16,7 @@ standin      names of vLLM's modules that stand for ours while its constructors 
 seal         metadata that only workers of ours take from schedulers of ours
 mooncake     MooncakeConnector: both ends of a push
 push         its engine and bootstrap server: what vLLM takes for Mooncake's
+layouts      the tables of layers in pulls, sent once
 pulls        what a decode worker knows of its open pulls, and of the prefill workers
 nixl         NixlConnector, NixlPullConnector, NixlPushConnector
 in_tree_nixl vLLM's NIXL connector, imported without NIXL

@@ -34,9 +34,10 @@ from vllm.platforms import current_platform
 
 import kvferry
 from kvferry import bootstrap
+from kvferry.vllm.layouts import UNKNOWN, PullDecoder, PullEncoder, current
 from kvferry.vllm.metrics import TRANSFERS, UNREACHED, Changes, MooncakeMetrics, MooncakeStats
-from kvferry.vllm.pulls import Pull, Watches, grant_mark
-from kvferry.vllm.push import BootstrapServer, PushEngine, Written, runs
+from kvferry.vllm.pulls import Pull, Watches
+from kvferry.vllm.push import BootstrapServer, PushEngine, Session, Written, check_devices, runs
 from kvferry.vllm.seal import SealedConnector
 from kvferry.vllm.standin import affinity_kept, swapped
 
@@ -83,7 +84,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
     """One rank's end: sends its blocks, and pulls others'."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        self._host = ""
+        check_devices(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._registration: bootstrap.Registration | None = None
         names = {"TransferEngine": PushEngine, "MooncakeBootstrapServer": BootstrapServer}
         with (
@@ -100,17 +101,10 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         self._grants: dict[str, list[kvferry.Grant]] = {}
         self._expected: dict[int, int] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._encoder, self._xfer_meta_decoder = PullEncoder(), PullDecoder()
+        # Prefill workers that have this one's table of layers.
+        self._told: set[str] = set()
         self._changes = Changes()
-
-    # Where this host is: the in-tree code makes an address of it when it asks for a pull, and the grant
-    # travels with it.
-    @property
-    def hostname(self) -> str:
-        return self._host + grant_mark.get()
-
-    @hostname.setter
-    def hostname(self, name: str) -> None:
-        self._host = name
 
     def shutdown(self) -> None:
         """Ends everything: pulls, sends, registrations, the engine. May be called again, and after a failed
@@ -278,6 +272,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
     def _forget_worker(self, address: str) -> None:
         """A prefill worker is gone: its engine is asked for again when it is next needed."""
         self._incarnations.pop(address, None)
+        self._told.discard(address)
         for engine, ranks in list(self._remote_agents.items()):
             if any(address in stages.values() for stages in ranks.values()):
                 del self._remote_agents[engine]
@@ -291,7 +286,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
     async def _pull(self, worker: str, request: str, meta: Any) -> None:
         if meta.failed:
             return
-        pull = Pull(request, meta, None)
+        pull = Pull(request, meta)
         try:
             pull.grant = self._grant(worker, request, meta)
         except Exception as error:
@@ -307,9 +302,11 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
 
     async def _ask(self, worker: str, pull: Pull) -> None:
         if pull.grant is not None:
-            grant_mark.set(f"#{self.engine.engine.incarnation:x}.{pull.grant.id:x}")
+            pull.mark = Session.mark(self.engine.engine.incarnation, pull.grant.id)
+            pull.is_short = worker in self._told
+        current.set(pull)
         ended = self._watches.end_of(worker)
-        talk = asyncio.create_task(super().receive_kv_from_single_worker(worker, pull))
+        talk = asyncio.create_task(self._talk(worker, pull))
         gone = asyncio.create_task(ended.wait())
         try:
             patience = envs.VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
@@ -322,6 +319,15 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         finally:
             talk.cancel()
             gone.cancel()
+
+    async def _talk(self, worker: str, pull: Pull) -> None:
+        was_short = pull.is_short
+        await super().receive_kv_from_single_worker(worker, pull)
+        if was_short and not pull.is_short:
+            # It has not the table any more.
+            await super().receive_kv_from_single_worker(worker, pull)
+        if pull.grant is not None:
+            self._told.add(worker)
 
     def _grant(self, worker: str, request: str, meta: Any) -> kvferry.Grant | None:
         """Lets a prefill worker write a request's blocks. None where there is nothing to write."""
@@ -366,9 +372,16 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
     def _handle_failed_recv(self, pull_metas: dict[str, Any], req_ids: Any, reason: str) -> None:
         """Reports requests as failed, once nobody can write their blocks any more."""
         req_ids = set(req_ids)
+        if isinstance(pull_metas, Pull) and pull_metas.is_short and reason.startswith(UNKNOWN):
+            pull_metas.is_short = False
+            return
         for request in req_ids:
             for grant in self._grants.pop(request, ()):
+                self._expected.pop(grant.id, None)
                 grant.revoke()
+            meta = pull_metas.get(request)
+            if meta is not None and not meta.failed and any(meta.local_block_ids):
+                self.xfer_stats.record(TRANSFERS, ["received", UNREACHED, "failed", 0])
         if isinstance(pull_metas, Pull):
             pull_metas.unanswered -= req_ids
         super()._handle_failed_recv(pull_metas, req_ids, reason)

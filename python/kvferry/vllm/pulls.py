@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -29,16 +28,17 @@ SILENCE_MS = 5_000
 
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
-grant_mark: ContextVar[str] = ContextVar("grant_mark", default="")
-"""What the task that asks for a pull appends to this host's name: the grant for its answer."""
-
 
 class Pull(dict[str, Any]):
     """The request of one pull, as vLLM takes it: a mapping with one entry. And what of it is still open."""
 
-    def __init__(self, request: str, meta: Any, grant: kvferry.Grant | None) -> None:
+    def __init__(self, request: str, meta: Any) -> None:
         super().__init__({request: meta})
-        self.grant = grant
+        self.grant: kvferry.Grant | None = None
+        self.mark = ""
+        """What names the grant behind this host."""
+        self.is_short = False
+        """Whether the prefill worker is asked without the table of layers, which it should have."""
         self.unanswered = {request}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,17 @@ logger = logging.getLogger("vllm.kvferry")
 
 PROTOCOLS = {"tcp": "tcp", "local": "local", "auto": "auto"}
 """What ``mooncake_protocol`` may be, and the transports that the engine is allowed then."""
+
+
+DEVICES = ("device_name", "device_names_by_gpu", "device_name_per_gpu")
+"""Settings that name RDMA devices."""
+
+
+def check_devices(settings: Mapping[str, Any]) -> None:
+    """Raises where a device is asked for: none of the protocols uses one."""
+    for name in DEVICES:
+        if named := settings.get(name):
+            raise ValueError(f"{name} is {named!r}, and {', '.join(PROTOCOLS)} use no device: leave it out")
 
 
 class SessionError(ValueError):
@@ -98,8 +109,6 @@ class PushEngine:
                 f"mooncake_protocol is {protocol!r}, and kvferry has {', '.join(PROTOCOLS)}: "
                 'set "mooncake_protocol" in kv_connector_extra_config to one of them'
             )
-        if device_name:
-            raise ValueError(f"device_name is {device_name!r}, and {protocol} uses no device: leave it out")
         if hostname in ("0.0.0.0", "::", ""):
             raise ValueError("vLLM found no address of this host: set VLLM_HOST_IP to one that others reach")
         host = f"[{hostname}]" if ":" in hostname else hostname
