@@ -1,4 +1,5 @@
-"""NixlConnector (pull) by module path behind the real router, and NixlPushConnector by a name of ours."""
+"""NixlConnector (pull) by module path behind the real router, and NixlPushConnector by a name of ours, to a
+decode instance of two ranks."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ class Pair:
     prefill: Server
     decode: Server
     router: Router
+    ranks: int
+    """Of the decode instance: each has its part of every request's blocks."""
 
     def both_idle(self) -> bool:
         return self.prefill.idle() and self.decode.idle()
@@ -30,23 +33,28 @@ PUSH = {
 }
 
 
-def start(logs: Path, name: str, role: str, transfer: dict[str, Any]) -> Server:
+def start(
+    logs: Path, name: str, role: str, transfer: dict[str, Any], arguments: tuple[str, ...] = ()
+) -> Server:
     environment = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
-    return Server(name, logs, transfer={**transfer, "kv_role": role}, environment=environment)
+    transfer = {**transfer, "kv_role": role}
+    return Server(name, logs, transfer=transfer, environment=environment, arguments=arguments)
 
 
-@pytest.fixture(scope="module", params=[PULL, PUSH], ids=["pull", "push"])
+@pytest.fixture(scope="module", params=[(PULL, 1), (PUSH, 2)], ids=["pull", "push-to-two-ranks"])
 def pair(logs: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    kind = request.param["kv_connector"]
-    prefill = start(logs, f"prefill-{kind}", "kv_producer", request.param)
-    decode = start(logs, f"decode-{kind}", "kv_consumer", request.param)
+    transfer, ranks = request.param
+    kind = transfer["kv_connector"]
+    prefill = start(logs, f"prefill-{kind}", "kv_producer", transfer)
+    arguments = ("--tensor-parallel-size", str(ranks))
+    decode = start(logs, f"decode-{kind}", "kv_consumer", transfer, arguments)
     router = None
     try:
         prefill.up()
         decode.up()
         router = Router(logs, "nixl", [prefill.url], decode.url)
         router.up()
-        yield Pair(prefill, decode, router)
+        yield Pair(prefill, decode, router, ranks)
     finally:
         for process in (router, decode, prefill):
             if process is not None:
@@ -75,9 +83,9 @@ def test_requests_give_the_tokens_of_a_lone_decode_instance(pair: Pair) -> None:
     assert [answer.tokens for answer in answers] == expected
     until("all blocks are free", 15, pair.both_idle)
     moved = sum(server.metric("vllm:nixl_xfer_time_seconds_count") for server in (pair.prefill, pair.decode))
-    assert moved == 11
+    assert moved == 11 * pair.ranks
     # Who moves them counts them.
     moved = sum(
         server.metric("kvferry_transfers_total", outcome="done") for server in (pair.prefill, pair.decode)
     )
-    assert moved == 11
+    assert moved == 11 * pair.ranks

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from kvferry.vllm import nixl
-from kvferry.vllm.nixl import NixlPullConnector, NixlPushConnector, NixlPushWorker
+from kvferry.vllm.in_tree_nixl import PUSH_REG_NOTIF_PREFIX
+from kvferry.vllm.in_tree_nixl import connector as in_tree
+from kvferry.vllm.nixl import NixlPullConnector, NixlPushConnector
 from servers import HOST, free_port, until
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import HeartbeatInfo, NixlConnectorMetadata
@@ -206,28 +209,48 @@ class PushPair:
             scheduler.shutdown()
 
 
-def test_a_prefill_instance_that_grants_no_pushes_itself_pushes_by_leave(
+def test_a_push_to_several_ranks_begins_when_each_has_granted_its_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As of several tensor parallel ranks, to a decode instance of one.
-    chosen = NixlPushWorker.__init__
-    several: list[bool] = [True, False]
-
-    def start(self: NixlPushWorker, settings: Any, *rest: Any) -> None:
-        with monkeypatch.context() as context:
-            if several.pop(0):
-                context.setattr(nixl, "GrantingAgent", nixl.PushAgent)
-            chosen(self, settings, *rest)
-
-    monkeypatch.setattr(NixlPushWorker, "__init__", start)
     pair = PushPair(monkeypatch, timeout=60)
     try:
-        pair.prefill.worker._grants_pushes = False
-        assert type(pair.prefill.worker.nixl_wrapper) is nixl.PushAgent
-        pair.register()
-        pair.finish()
-        until("the push arrives", 10, lambda: pair.step().finished_recving)
-        assert torch.equal(pair.decode.blocks([7]), pair.prefill.blocks([3]))
+        worker = pair.prefill.worker
+        started: list[dict[str, int]] = []
+        monkeypatch.setattr(
+            in_tree.NixlPushConnectorWorker,
+            "_do_start_push_kv",
+            lambda worker, request, blocks, data: started.append(data["kvferry_grants"]),
+        )
+        worker._push_finished_blocks["x-aaaaaaaa"] = ([3],)
+        peer = worker.nixl_wrapper._engine.incarnation
+
+        def registered(owner: int, grant: int) -> None:
+            data = {"request_id": "x-bbbbbbbb", "decode_tp_size": 2}
+            data |= {"kvferry_grants": {f"{owner:x}.{peer:x}": grant, f"{owner:x}.1": 7}}
+            worker._handle_push_reg_notif(PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(data))
+
+        registered(17, 1)
+        registered(17, 1)  # by the same rank
+        assert not started
+        registered(18, 2)
+        assert [grants[f"{owner:x}.{peer:x}"] for grants in started for owner in (17, 18)] == [1, 2]
+        assert not worker._leaves
+    finally:
+        pair.close()
+
+
+def test_registrations_that_stay_incomplete_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "REGISTERED", 2)
+    pair = PushPair(monkeypatch, timeout=60)
+    try:
+        worker = pair.prefill.worker
+        for number in range(5):
+            data = {"request_id": f"x-{number}", "decode_tp_size": 1, "kvferry_grants": {}}
+            worker._handle_push_reg_notif(PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(data))
+        assert list(worker._leaves) == ["x-3", "x-4"]
+        for nonsense in (b"\xc1", msgspec.msgpack.encode({"request_id": "x", "decode_tp_size": 1})):
+            worker._handle_push_reg_notif(PUSH_REG_NOTIF_PREFIX + nonsense)
+        assert list(worker._leaves) == ["x-3", "x-4"]
     finally:
         pair.close()
 

@@ -8,7 +8,7 @@ from vllm.distributed import nixl_utils
 
 from kvferry.vllm.standin import swapped
 
-__all__ = ["base_worker", "connector", "stats"]
+__all__ = ["PUSH_REG_NOTIF_PREFIX", "base_worker", "connector", "stats"]
 
 
 # The first import of vLLM's worker loads NIXL, to have two names of it. Whoever uses vLLM's own connector in
@@ -25,3 +25,4 @@ def _agent_config(**settings: Any) -> Any:
 
 with swapped(nixl_utils, NixlWrapper=_agent, nixl_agent_config=_agent_config):
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, connector, stats
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX

@@ -12,17 +12,20 @@ What is different, each by overriding a method of vLLM's:
 # mypy: disallow-subclassing-any=False
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import kvferry
 from kvferry._native import Descriptors
 from kvferry.compat import nixl as ours
-from kvferry.vllm.in_tree_nixl import base_worker
+from kvferry.vllm.in_tree_nixl import PUSH_REG_NOTIF_PREFIX, base_worker
 from kvferry.vllm.in_tree_nixl import connector as in_tree
 from kvferry.vllm.metrics import TRANSFERS, UNREACHED, Changes
 from kvferry.vllm.nixl_metrics import NixlMetrics, NixlStats
@@ -30,9 +33,12 @@ from kvferry.vllm.seal import SealedConnector
 from kvferry.vllm.standin import affinity_kept, swapped
 
 _push_grants: ContextVar[dict[str, int]] = ContextVar("push_grants", default={})  # noqa: B039
-"""By the incarnations of prefill ranks, the grants that came with the registration which is being served."""
+"""The grants of the push that is being started, by the incarnations of who lets whom write."""
 
+logger = logging.getLogger("vllm.kvferry")
 
+REGISTERED = 4096
+"""How many requests may wait at a prefill rank for decode ranks that have not registered them yet."""
 CLOCKS_S = 0.1
 """By how much the clocks of two instances may be told apart wrongly: a network's round trip."""
 
@@ -148,45 +154,53 @@ class NixlPullScheduler(in_tree.NixlPullConnectorScheduler):
 
 
 class PushAgent(Agent):
-    """An agent that pushes by leave of a registration, where it came with one."""
-
-    def leave_of(self, remote: Any) -> kvferry.RemoteGrant | None:
-        """The grant that came with the registration which is being served."""
-        grant = _push_grants.get().get(f"{self._engine.incarnation:x}")
-        return kvferry.RemoteGrant.named(remote.incarnation, grant, "write") if grant is not None else None
-
-
-class GrantingAgent(PushAgent):
     """An agent whose memory is written by leave only: each request's blocks are granted for its push."""
 
     def open(self, region: kvferry.Region) -> None:
         """Tells peers where the memory is. What they may write of it each registration says."""
         region.layout(len(region), 1).publish(f"vllm.{region.address:x}")
 
+    def leave_of(self, remote: Any) -> kvferry.RemoteGrant | None:
+        """The grant that came with the registrations which are being served."""
+        grant = _push_grants.get().get(f"{remote.incarnation:x}.{self._engine.incarnation:x}")
+        return kvferry.RemoteGrant.named(remote.incarnation, grant, "write") if grant is not None else None
+
+    def count_leaves(self, grants: dict[str, int]) -> int:
+        """From how many decode ranks these let this agent write."""
+        return sum(pair.endswith(f".{self._engine.incarnation:x}") for pair in grants)
+
     def grant(self, prepared: Any, indices: Any, agent: str, ttl: float) -> tuple[str, kvferry.Grant]:
-        """Lets another agent write some of a prepared list: its incarnation, and the grant."""
+        """Lets another agent write some of a prepared list: who lets whom, and the grant."""
         peer = self._remotes.get(agent).incarnation
         rows = np.frombuffer(prepared.use().to_bytes(), dtype=np.uint64).reshape(-1, 3)[indices]
         ranges = Descriptors.from_rows(np.ascontiguousarray(rows))
-        return f"{peer:x}", self._engine.grant(ranges, peer, "write", ttl)
+        return f"{self._engine.incarnation:x}.{peer:x}", self._engine.grant(ranges, peer, "write", ttl)
+
+
+class Registration(msgspec.Struct):
+    """What of a decode rank's registration is looked at here."""
+
+    request_id: str
+    decode_tp_size: int
+    kvferry_grants: dict[str, int]
 
 
 class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
     """One rank's end of a push."""
 
+    _agent_class = PushAgent
+
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        # A registration comes from each decode rank, and a prefill rank serves one of them for all: with more
-        # than one, there is no telling whose grants it has. Then memory is shared, as with NIXL.
-        self._grants_pushes = vllm_config.parallel_config.tensor_parallel_size == 1
-        self._agent_class = GrantingAgent if self._grants_pushes else PushAgent
         self._granted: dict[str, list[kvferry.Grant]] = {}
         self._granting = threading.Lock()
+        # Of requests that some decode ranks have registered, and others have not yet. On the writing thread.
+        self._leaves: OrderedDict[str, dict[str, int]] = OrderedDict()
         super().__init__(vllm_config, engine_id, kv_cache_config)
 
     def start_load_kv(self, metadata: Any) -> None:
         """Takes a step's work; requests whose push did not come are failed, once it cannot come any more."""
         super().start_load_kv(metadata)
-        for request in metadata.kvferry_overdue if self._grants_pushes else ():
+        for request in metadata.kvferry_overdue:
             if request in self._recving_metadata:
                 self._revoke(request)
                 self._failed_recv_reqs.put(request)
@@ -196,14 +210,15 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
         with self._handshake_lock:
             agents = list((self._remote_agents.get(reg_data["remote_engine_id"]) or {}).values())
         try:
-            grants = self._grant(req_id, agents) if self._grants_pushes else {}
+            grants = self._grant(req_id, agents)
         except Exception as error:
             # On the thread that writes, and nobody else would say that it failed.
             self._revoke(req_id)
             self._log_failure(failure_type="push_grant_failed", req_id=req_id, error=error)
             self._failed_recv_reqs.put(req_id)
             return
-        super()._do_send_reg_notif(req_id, {**reg_data, "kvferry_grants": grants})
+        if grants or not agents:  # without a grant, the request is no more
+            super()._do_send_reg_notif(req_id, {**reg_data, "kvferry_grants": grants})
 
     def _grant(self, request: str, agents: list[str]) -> dict[str, int]:
         with self._granting:
@@ -223,22 +238,41 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
             # What is overdue is revoked; this is for a scheduler that is gone.
             setting = self.kv_transfer_config.get_from_extra_config
             ttl = 2 * float(setting("push_registration_timeout", setting("decoder_kv_blocks_ttl", 480)))
-            by_peer: dict[str, int] = {}
+            by_pair: dict[str, int] = {}
             held = self._granted.setdefault(request, [])
             for agent in agents:
-                peer, grant = self.nixl_wrapper.grant(prepared, indices, agent, ttl)
+                pair, grant = self.nixl_wrapper.grant(prepared, indices, agent, ttl)
                 held.append(grant)
-                by_peer[peer] = grant.id
-            return by_peer
+                by_pair[pair] = grant.id
+            return by_pair
 
     def _revoke(self, request: str) -> None:
         with self._granting:
             for grant in self._granted.pop(request, ()):
                 grant.revoke()
 
+    def _handle_push_reg_notif(self, notif: bytes) -> None:
+        """Takes a decode rank's registration. A push writes to every rank that this one is the source of, so
+        it begins when each of them has granted its blocks."""
+        message = notif.removeprefix(PUSH_REG_NOTIF_PREFIX)
+        try:
+            new = msgspec.msgpack.decode(message, type=Registration)
+        except msgspec.MsgspecError as error:
+            logger.warning("a registration that is none of kvferry's is ignored: %s", error)
+            return
+        grants = self._leaves.setdefault(new.request_id, {})
+        grants.update(new.kvferry_grants)
+        if self.nixl_wrapper.count_leaves(grants) < max(1, new.decode_tp_size // self.world_size):
+            while len(self._leaves) > REGISTERED:
+                self._leaves.popitem(last=False)
+            return
+        del self._leaves[new.request_id]
+        complete = {**msgspec.msgpack.decode(message), "kvferry_grants": grants}
+        super()._handle_push_reg_notif(PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(complete))
+
     def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: Any) -> None:
         """Writes a request's blocks, by leave of the decode rank that asks for them."""
-        before = _push_grants.set(registration_data.get("kvferry_grants", {}))
+        before = _push_grants.set(registration_data["kvferry_grants"])
         try:
             super()._do_start_push_kv(request_id, local_block_ids, registration_data)
         finally:
