@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import Counter as Counts
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
@@ -38,31 +38,37 @@ LANES = "kvferry_lanes"
 """Key of events ``[opened, accepted]``: how many connections there are now."""
 FALLBACKS = "kvferry_fallbacks"
 """Key of events ``address``: a peer is reached by TCP, though the local transport was allowed."""
+KEYS = (TRANSFERS, LANES, FALLBACKS)
 
 
-@dataclass
-class MooncakeStats(MooncakeKVConnectorStats):
-    """In-tree statistics, and ours beside them."""
+class StatsBeside:
+    """Our statistics beside a connector's own. To be named before vLLM's class among the bases."""
+
+    data: dict[str, list[Any]]
 
     def reset(self) -> None:
-        super().reset()
-        self.data.update({TRANSFERS: [], LANES: [], FALLBACKS: []})
+        super().reset()  # type: ignore[misc]
+        self.data.update({key: [] for key in KEYS})
 
     def record(self, key: str, event: Any) -> None:
-        """Notes an event of ours."""
-        with self._lock:
+        """Notes an event of ours. vLLM's class has a lock where its connector records on several threads."""
+        with vars(self).get("_lock") or nullcontext():
             self.data[key].append(event)
+
+    def is_empty(self) -> bool:
+        return super().is_empty() and not any(self.data.get(key) for key in KEYS)  # type: ignore[misc]
+
+    def aggregate(self, other: Any) -> Any:
+        for key in other.data:
+            self.data.setdefault(key, [])
+        return super().aggregate(other)  # type: ignore[misc]
+
+
+class MooncakeStats(StatsBeside, MooncakeKVConnectorStats):
+    """Statistics of the Mooncake connector."""
 
     def clone_and_reset(self) -> MooncakeStats:
         return MooncakeStats(data=dict(super().clone_and_reset().data))
-
-    def is_empty(self) -> bool:
-        return super().is_empty() and not any(self.data.get(key) for key in (TRANSFERS, LANES, FALLBACKS))
-
-    def aggregate(self, other: Any) -> MooncakeStats:
-        make_room(self, other)
-        super().aggregate(other)
-        return self
 
 
 class Changes:
@@ -84,12 +90,6 @@ class Changes:
                 logger.warning("transfers to %s go over TCP: %s", peer.address, reason)
                 stats.record(FALLBACKS, peer.address)
                 self._fallbacks.add(peer.address)
-
-
-def make_room(stats: Any, other: Any) -> None:
-    """Has `stats` have a list for whatever `other` has."""
-    for key in other.data:
-        stats.data.setdefault(key, [])
 
 
 class KvferryMetrics:

@@ -3,33 +3,14 @@
 # mypy: disallow-subclassing-any=False
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kvferry.vllm.in_tree_nixl import stats as in_tree
-from kvferry.vllm.metrics import FALLBACKS, LANES, TRANSFERS, WithKvferry, make_room
+from kvferry.vllm.metrics import StatsBeside, WithKvferry
 
 
-@dataclass
-class NixlStats(in_tree.NixlKVConnectorStats):
-    """In-tree statistics, and ours beside them. Recorded from the thread of the connector only, as
-    in-tree."""
-
-    def reset(self) -> None:
-        super().reset()
-        self.data.update({TRANSFERS: [], LANES: [], FALLBACKS: []})
-
-    def record(self, key: str, event: Any) -> None:
-        """Notes an event of ours."""
-        self.data[key].append(event)
-
-    def is_empty(self) -> bool:
-        return super().is_empty() and not any(self.data.get(key) for key in (TRANSFERS, LANES, FALLBACKS))
-
-    def aggregate(self, other: Any) -> NixlStats:
-        make_room(self, other)
-        super().aggregate(other)
-        return self
+class NixlStats(StatsBeside, in_tree.NixlKVConnectorStats):
+    """Statistics of the NIXL connectors. Recorded from the thread of the connector only, as in-tree."""
 
 
 class NixlMetrics(WithKvferry, in_tree.NixlPromMetrics):
