@@ -93,6 +93,16 @@ class Process:
                 if title in " ".join(process.cmdline()):
                     process.send_signal(number)
 
+    def ports(self, title: str) -> list[int]:
+        """The ports of `HOST` on which those listen whose titles contain a text."""
+        return [
+            connection.laddr.port
+            for process in self.family()
+            if title in " ".join(process.cmdline())
+            for connection in process.net_connections("tcp4")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.ip == HOST
+        ]
+
     def kill(self) -> None:
         """Kills all of it, as a host that fails does."""
         self.signal(signal.SIGKILL)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
 import httpx
 import pytest
+from detour import OTHER, Detour
 from servers import HOST, Router, Server, at_once, body, complete, free_port, prompt, until
 
 LONG = 1500
+SLICE = 1 << 20
+"""What of a write is acknowledged at once."""
 
 
 def transfer(role: str, engine_id: str) -> dict[str, object]:
@@ -66,6 +70,14 @@ class Pair:
         assert complete(self.prefill.url, text, tokens=1, kv_transfer_params=first).status == 200
         return second
 
+    def done(self) -> list[float]:
+        """How many transfers the one has sent, and the other received."""
+        name = "kvferry_transfers_total"
+        return [
+            self.prefill.metric(name, direction="sent", outcome="done"),
+            self.decode.metric(name, direction="received", outcome="done"),
+        ]
+
     def both_idle(self) -> bool:
         return self.prefill.idle() and self.decode.idle()
 
@@ -75,11 +87,7 @@ class Pair:
 
 
 def start_prefill(logs: Path, engine_id: str, port: int, bootstrap: int) -> Server:
-    environment = {
-        "KVFERRY_REPLACE": "1",
-        "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap),
-        "VLLM_LOGGING_LEVEL": "DEBUG",  # says when it is asked for blocks
-    }
+    environment = {"KVFERRY_REPLACE": "1", "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap)}
     return Server(
         "prefill", logs, transfer=transfer("kv_producer", engine_id), port=port, environment=environment
     )
@@ -124,15 +132,78 @@ def test_metrics_are_there_at_zero_before_anything_happened(pair: Pair) -> None:
         assert server.metric("kvferry_fallbacks_total") == 0
 
 
+@dataclass
+class Detours:
+    """A way from the prefill to the decode instance that leads through this process."""
+
+    blocks: Detour
+    """What carries the blocks."""
+    bootstrap: str
+    """The bootstrap server that sends a decode instance this way."""
+
+
+@pytest.fixture
+def detours(pair: Pair) -> Iterator[Detours]:
+    with ExitStack() as ways:
+
+        def detour(ports: dict[int, int], change: str = "") -> Detour:
+            one = Detour(ports, change)
+            ways.callback(one.close)
+            return one
+
+        def straight(server: Server) -> dict[int, int]:
+            return {port: port for port in server.ports("Worker")}
+
+        bootstrap = free_port()
+        # Who asks where the prefill workers are comes to the second, and says HOST#GRANT there; blocks go to
+        # the third then.
+        detour({bootstrap: pair.bootstrap_port}, f"tcp://{HOST}")
+        detour(straight(pair.prefill), f"{HOST}#")
+        yield Detours(detour(straight(pair.decode)), f"http://{OTHER}:{bootstrap}")
+
+
+def test_what_a_prefill_instance_that_is_stopped_in_mid_write_sends_when_it_wakes_lands_nowhere(
+    pair: Pair, detours: Detours
+) -> None:
+    lost, kept = prompt(1900), prompt(1700)
+    expected = complete(pair.decode.url, kept, tokens=340)
+    second = {**pair.do_prefill(lost), "remote_bootstrap_addr": detours.bootstrap}
+    with at_once(2) as pool:
+        # Of eight slices one is there, and of the next a half. Sockets take no more than four.
+        detours.blocks.hold_after(SLICE * 3 // 2)
+        losing = pool.submit(complete, pair.decode.url, lost, kv_transfer_params=second)
+        assert detours.blocks.holds.wait(20), "the prefill instance writes"
+        pair.stop_prefill_worker()
+        given_up = losing.result()
+        assert given_up.status == 500, given_up.body
+        assert given_up.seconds < 30
+        # Its blocks go to another request: that needs more than half of all there are, as it did.
+        other = pool.submit(complete, pair.decode.url, kept, tokens=340)
+        until("the other request has its blocks", 10, lambda: not pair.decode.idle())
+        # What was under way arrives first, then what the prefill instance sends when it wakes.
+        detours.blocks.release()
+        pair.prefill.signal(signal.SIGCONT)
+        failed = "failed (ret=-1)"
+        until("the prefill instance has failed to write", 20, lambda: failed in pair.prefill.said())
+        assert not other.done(), "the other request has to be there when the write is tried"
+        assert other.result().tokens == expected.tokens
+    until("all blocks are free", 10, pair.both_idle)
+    # What workers count comes with the next step.
+    assert complete(pair.router.url, prompt(100)).status == 200
+    assert pair.prefill.metric("vllm:mooncake_num_failed_transfers_total") == 1
+    received = {"direction": "received", "outcome": "failed"}
+    assert pair.decode.metric("kvferry_transfers_total", **received) == 1
+
+
 def test_requests_one_by_one_give_the_tokens_of_a_lone_decode_instance(pair: Pair) -> None:
+    before = pair.done()
     for length in (40, 333, LONG):
         text = prompt(length)
         expected = complete(pair.decode.url, text)
         got = complete(pair.router.url, text)
         assert got.status == 200, got.body
         assert got.tokens == expected.tokens
-    assert pair.prefill.metric("kvferry_transfers_total", direction="sent", outcome="done") == 3
-    assert pair.decode.metric("kvferry_transfers_total", direction="received", outcome="done") == 3
+    assert pair.done() == [count + 3 for count in before]
     until("all blocks are free", 10, pair.both_idle)
 
 
@@ -167,37 +238,6 @@ def ask_and_go(client: httpx.Client, url: str, request: dict[str, object]) -> No
         client.post(url, json=request)
     except (httpx.HTTPError, RuntimeError):
         return
-
-
-def test_what_a_stopped_prefill_instance_sends_when_it_wakes_lands_nowhere(pair: Pair) -> None:
-    lost, kept = prompt(LONG), prompt(1700)
-    expected = complete(pair.decode.url, kept, tokens=340)
-    first, second = pair.parameters()
-    with at_once(3) as pool:
-        # It is asked for the blocks before it has them, and is stopped before it can send them.
-        losing = pool.submit(complete, pair.decode.url, lost, kv_transfer_params=second)
-        asked = f"asked for {second['transfer_id']}"
-        until("the prefill instance is asked", 20, lambda: asked in pair.prefill.said())
-        pair.stop_prefill_worker()
-        prefilling = pool.submit(complete, pair.prefill.url, lost, tokens=1, kv_transfer_params=first)
-        given_up = losing.result()
-        assert given_up.status == 500, given_up.body
-        assert given_up.seconds < 30
-        assert pair.decode.metric("vllm:mooncake_num_failed_recvs_total") > 0
-        # Its blocks go to another request: that needs more than half of all there are, as it did.
-        other = pool.submit(complete, pair.decode.url, kept, tokens=340)
-        until("the other request has its blocks", 10, lambda: not pair.decode.idle())
-        pair.prefill.signal(signal.SIGCONT)
-        assert prefilling.result().status == 200
-
-        refused = "the grant is unknown or revoked"
-        until("the prefill instance has tried to write", 20, lambda: refused in pair.prefill.said())
-        assert not other.done(), "the other request has to be there when the write is tried"
-        assert other.result().tokens == expected.tokens
-    until("all blocks are free", 10, pair.both_idle)
-    # What workers count comes with the next step.
-    assert complete(pair.router.url, prompt(100)).status == 200
-    assert pair.prefill.metric("vllm:mooncake_num_failed_transfers_total") == 1
 
 
 def test_a_prefill_instance_that_is_killed_and_started_again_serves_again(pair: Pair) -> None:

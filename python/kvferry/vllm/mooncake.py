@@ -164,8 +164,6 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
 
     async def send_kv_to_decode(self, identity: bytes, sock: Any, meta: Any) -> None:
         """Answers a pull: sends what it asks for once that is there."""
-        for transfer, _ in meta.req_blocks.values():
-            logger.debug("asked for %s by %s", transfer, meta.remote_hostname)
         over = {request for request, (transfer, _) in meta.req_blocks.items() if transfer in self._ended}
         replies = Replies(sock, set(meta.req_blocks))
         if over:
