@@ -114,6 +114,23 @@ pub enum Allocation {
     LocalFirst,
 }
 
+/// For how long bytes can land that were sent in time, by a client that is gone: until the owner of
+/// the memory has not heard it for nine seconds, as engines are set unless told otherwise
+/// (`EngineBuilder::liveness`), and has cut it off.
+const LATE_WRITES_S: u64 = 10;
+
+/// Times that leave no room between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "--put-start-release-timeout-sec {release} is too soon after --put-start-discard-timeout-sec \
+     {discard}: what a client had sent before it was gone can land for {LATE_WRITES_S} s more, in \
+     what others have there by then. Set it to {} at least", discard + LATE_WRITES_S
+)]
+pub struct TooSoon {
+    discard: u64,
+    release: u64,
+}
+
 fn share(text: &str) -> Result<f64, String> {
     let share: f64 = text.parse().map_err(|_| "it is a number from 0 to 1".to_owned())?;
     if !(0.0..=1.0).contains(&share) {
@@ -255,6 +272,19 @@ impl Flags {
         }
     }
 
+    /// Looks at what single flags cannot say.
+    ///
+    /// # Errors
+    /// Where room would be used again while others may still write to it.
+    pub fn check(&self) -> Result<(), TooSoon> {
+        let (discard, release) =
+            (self.put_start_discard_timeout_sec, self.put_start_release_timeout_sec);
+        if release < discard + LATE_WRITES_S {
+            return Err(TooSoon { discard, release });
+        }
+        Ok(())
+    }
+
     /// How many threads there are for clients.
     #[must_use]
     pub fn workers(&self) -> usize {
@@ -329,5 +359,16 @@ mod tests {
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn room_that_would_be_used_again_while_others_may_write_to_it_is_refused() {
+        let check = |line: &str| parse(line).unwrap().check();
+        assert_eq!(check("m"), Ok(()));
+        let line = "m --put_start_discard_timeout_sec=5 --put_start_release_timeout_sec=";
+        assert_eq!(check(&format!("{line}15")), Ok(()));
+        let error = check(&format!("{line}14")).unwrap_err().to_string();
+        assert!(error.contains("--put-start-release-timeout-sec 14"), "{error}");
+        assert!(error.ends_with("Set it to 15 at least"), "{error}");
     }
 }

@@ -18,6 +18,7 @@
 //! | [`state`] | segments, objects and leases: what becomes of every command | none |
 //! | [`server`] | gRPC for clients, signs of life, HTTP; threads, start and end | sockets |
 //! | [`flags`] | the command line, Mooncake's spellings included | none |
+//! | [`program`] | from the command line to the exit code | signals |
 //!
 //! ```no_run
 //! use kv_master::server::{Listen, Master};
@@ -32,5 +33,6 @@
 #![forbid(unsafe_code)]
 
 pub mod flags;
+pub mod program;
 pub mod server;
 pub mod state;
