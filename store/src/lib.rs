@@ -73,7 +73,7 @@ pub use builder::StoreBuilder;
 pub use decide::put::Stored;
 pub use drive::lend::SegmentState;
 pub use error::Error;
-pub use object::{Get, GetOptions, Put, PutOptions};
+pub use object::{Get, GetOptions, Put, PutOptions, Removed};
 pub use store::{Lent, Store, StoreStatus};
 
 /// The examples of the handbook's page, compiled.

@@ -121,6 +121,14 @@ pub struct GetOptions {
     pub verify: bool,
 }
 
+/// An object that was removed: it is not found any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// Whether all owners have it out of their inventories, those of its batch included. One that
+    /// has not been reached brings the object back where the master dies before it was.
+    pub is_recorded: bool,
+}
+
 /// How many bytes spans have together.
 pub(crate) fn length(spans: &[Span]) -> u64 {
     spans.iter().map(Span::length).fold(0, u64::saturating_add)

@@ -22,7 +22,7 @@ use crate::drive::shared::Shared;
 use crate::drive::threads::Driver;
 use crate::drive::{get, put};
 use crate::error::Error;
-use crate::object::{Get, GetOptions, Put, PutOptions};
+use crate::object::{Get, GetOptions, Put, PutOptions, Removed};
 
 /// How long the master may take to be told that a store is dropped.
 const LEAVE: Duration = Duration::from_millis(500);
@@ -274,7 +274,7 @@ impl Store {
 
     /// Removes objects by name. Without `force` those stay that somebody is reading, or that are
     /// pinned.
-    pub async fn remove(&self, keys: Vec<Key>, force: bool) -> Vec<Result<(), Error>> {
+    pub async fn remove(&self, keys: Vec<Key>, force: bool) -> Vec<Result<Removed, Error>> {
         let mut results = Vec::with_capacity(keys.len());
         for keys in chunks(keys) {
             let count = keys.len();
@@ -282,8 +282,9 @@ impl Store {
             let shared = self.shared().clone();
             let answer = self.run(async move { shared.master.remove(remove).await }).await;
             let removed = answer.and_then(|answer| answer).map(|answer| {
+                let removed = Removed { is_recorded: answer.is_recorded };
                 let outcomes = answer.outcomes.into_iter().map(|outcome| match outcome {
-                    Outcome::Ok => Ok(()),
+                    Outcome::Ok => Ok(removed),
                     outcome => Err(Error::Outcome(outcome)),
                 });
                 outcomes.collect()
