@@ -69,6 +69,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
 
+    /// Where to accept the connections that carry bytes; port 0 for any. Default: the host of
+    /// --listen, any port.
+    #[arg(long, value_name = "HOST:PORT")]
+    lane_listen: Option<String>,
+
+    /// The address to give to others for those; port 0 for the one that was bound. Default: the host
+    /// by which they came here.
+    #[arg(long, value_name = "HOST:PORT")]
+    lane_advertise: Option<String>,
+
     /// How long to wait for the master at the start. Later it is waited for without an end.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     patience: Duration,
@@ -134,13 +144,24 @@ async fn start(
     if let Some(advertise) = &arguments.advertise {
         engine = engine.advertise(advertise);
     }
+    if let Some(listen) = &arguments.lane_listen {
+        engine = engine.lane_listen(listen);
+    }
+    if let Some(advertise) = &arguments.lane_advertise {
+        engine = engine.lane_advertise(advertise);
+    }
     let engine = Arc::new(engine.start().await?);
     let mut builder = Store::builder(engine.clone(), &master).patience(arguments.patience);
     if let Some(host) = &arguments.host {
         builder = builder.host(host);
     }
     let store = builder.start().await?;
-    say(&format!("store of host {} at {}, master at {master}", store.host(), engine.address()));
+    say(&format!(
+        "store of host {} at {}, lanes at port {}, master at {master}",
+        store.host(),
+        engine.address(),
+        engine.lane_port()
+    ));
     Ok((store, engine))
 }
 
