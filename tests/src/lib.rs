@@ -9,13 +9,15 @@
 //! | [`process`] | peer processes: started, told, stopped, woken, killed |
 //! | [`own`] | an engine in the test's own process, with all of its interface at hand |
 //! | [`proxy`] | a TCP relay between two processes that holds bytes back and cuts connections |
+//! | [`pool`] | a pool: its processes, and clients that check every byte that they read |
 //! | [`pattern`] | contents that tell where a byte belongs and which version it is |
 //! | [`verbs`] | one end of a queue pair, with memory |
 //! | [`wire`] | a peer that is no engine: it speaks frames, well or badly |
 //!
 //! The peer process is the binary `kvferry-test-peer`: an engine that does what it is told on
-//! standard input. The tests are in `tests/tests/`: `promises/`, a file for each kind of promise, and
-//! `recipes/`, a file for each kind of failure that users of other engines have reported.
+//! standard input. Those of a pool are the binary `kvferry-test-pool`. The tests are in `tests/tests/`:
+//! `promises/`, a file for each kind of promise, `recipes/`, a file for each kind of failure that users
+//! of other engines have reported, and `pool/`, what becomes of objects.
 #![forbid(unsafe_code)]
 
 pub mod bootstrap;
@@ -24,6 +26,7 @@ pub mod fuzz;
 pub mod hosts;
 pub mod own;
 pub mod pattern;
+pub mod pool;
 pub mod process;
 pub mod proxy;
 pub mod verbs;

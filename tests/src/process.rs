@@ -68,13 +68,18 @@ pub fn run_directory() -> PathBuf {
 }
 
 fn binary() -> PathBuf {
+    beside("kvferry-test-peer")
+}
+
+/// A program that is built with the tests.
+pub(crate) fn beside(name: &str) -> PathBuf {
     // Test binaries lie in `deps`, beside which cargo puts the binaries of their package.
     let mut path = std::env::current_exe().expect("a test has a path");
     path.pop();
     if path.ends_with("deps") {
         path.pop();
     }
-    path.join("kvferry-test-peer")
+    path.join(name)
 }
 
 impl Process {

@@ -33,6 +33,8 @@ struct State {
     target: Option<SocketAddr>,
     forwarded: usize,
     connections: HashMap<usize, Connection>,
+    /// What connections that are still to come may carry.
+    allowed: [Option<usize>; 2],
     accepted: usize,
 }
 
@@ -96,7 +98,12 @@ impl Proxy {
         self.hold(REQUESTS, bytes);
     }
 
-    /// The same for what comes back from the target.
+    /// The same for each connection that is still to come.
+    pub fn hold_new_after(&self, bytes: usize) {
+        self.state().allowed[REQUESTS] = Some(bytes);
+    }
+
+    /// The same as [`Proxy::hold_after`] for what comes back from the target.
     pub fn hold_replies_after(&self, bytes: usize) {
         self.hold(REPLIES, bytes);
     }
@@ -107,11 +114,19 @@ impl Proxy {
         }
     }
 
+    /// Holds nothing back any more of connections that are still to come.
+    pub fn hold_none_new(&self) {
+        self.state().allowed = [None, None];
+    }
+
     /// Holds nothing back any more.
     pub fn release(&self) {
-        for connection in self.state().connections.values_mut() {
+        let mut state = self.state();
+        state.allowed = [None, None];
+        for connection in state.connections.values_mut() {
             connection.allowed = [None, None];
         }
+        drop(state);
         self.shared.changed.notify_all();
     }
 
@@ -184,7 +199,7 @@ fn relay(shared: &Arc<Shared>, client: TcpStream, server: TcpStream) {
         let mut state = shared.state.lock().expect("no panic");
         state.accepted += 1;
         let number = state.accepted;
-        let allowed = [None, None];
+        let allowed = state.allowed;
         let connection = Connection { client: client_kept, server: server_kept, allowed };
         state.connections.insert(number, connection);
         number
