@@ -100,7 +100,8 @@ impl StoreBuilder {
         store.keep_joined(session, beats);
         let joined = store.joined();
         let limit = self.patience;
-        match store.run(timeout(limit, joined)).await? {
+        // The clock is that of the store's own threads: who awaits this may have none.
+        match store.run(async move { timeout(limit, joined).await }).await? {
             Ok(()) => Ok(store),
             Err(_) => {
                 let reason = format!("it has not let this client join within {limit:?}");
