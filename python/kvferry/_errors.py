@@ -76,5 +76,12 @@ class ProtocolError(Error):
     """The peer broke the protocol."""
 
 
+class StoreError(Error):
+    """A pool's master or the owner of an object's memory refuses, or cannot be reached."""
+
+    #: The number that Mooncake's store has for it.
+    mooncake_code: int = -1
+
+
 class BootstrapError(Error):
     """A bootstrap server cannot be reached, or refuses."""

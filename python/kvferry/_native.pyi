@@ -8,6 +8,8 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypedDict, 
 
 from typing_extensions import Buffer
 
+from ._errors import StoreError
+
 T = TypeVar("T")
 
 class Array(Protocol):
@@ -63,6 +65,13 @@ class PeerStatus(TypedDict):
     open_lanes: int
     stale_answers: int
 
+class StoreStatus(TypedDict):
+    joined: bool
+    recovering: bool
+    lent_bytes: int
+    objects: int
+    used_bytes: int
+
 __version__: str
 
 def process_registry() -> Registry:
@@ -70,7 +79,7 @@ def process_registry() -> Registry:
     one: memory that is registered twice with a device is pinned twice."""
 
 def shut_down_all() -> None:
-    """Ends every engine of this process. The interpreter does this before it ends."""
+    """Ends every store and every engine of this process. The interpreter does this before it ends."""
 
 def log_to_stderr(filter: str) -> bool:
     """Writes what the engine logs to standard error ("info", "kvferry_engine=debug"). False when
@@ -257,6 +266,95 @@ class Engine:
         trace: TracebackType | None,
         /,
     ) -> None: ...
+
+@final
+class Store:
+    """A process's part in a pool: it puts and gets objects of memory that is registered with its engine, and
+    lends memory for those of everybody. It can be used from any thread; leaving a `with` closes it.
+
+    Batches end one by one: for each key a result, or a `StoreError` that is not raised."""
+
+    def __new__(
+        cls,
+        engine: Engine,
+        master: str,
+        *,
+        host: str | None = None,
+        tenant: str = "",
+        patience: float = 10.0,
+    ) -> Self:
+        """Joins the pool whose master is at HOST:PORT, within `patience` seconds. Replicas on hosts of the
+        same name as this one are read before others."""
+
+    @property
+    def host(self) -> str: ...
+    def for_tenant(self, tenant: str) -> Store:
+        """The same store, as another tenant uses it. Closing one closes both."""
+
+    def put_all(
+        self,
+        keys: Sequence[str],
+        sources: Sequence[Span | Descriptors | Sequence[Span | Descriptors]],
+        *,
+        replicas: int = 1,
+        preferred: Sequence[str] = [],
+        pinned: bool = False,
+        soft_pin: float = 0.0,
+        groups: Sequence[str] | None = None,
+        checksum: bool = False,
+    ) -> list[StoreError | None]:
+        """Puts objects, each of the bytes of its source, one range behind the other. One that is there
+        already, or is being written, is left as it is, and that is no error."""
+
+    def get_all(
+        self,
+        keys: Sequence[str],
+        targets: Sequence[Span | Descriptors | Sequence[Span | Descriptors]],
+        *,
+        verify: bool = False,
+    ) -> list[int | StoreError]:
+        """Gets objects into their targets: how many bytes each has. What is in the target of one that
+        failed is undefined."""
+
+    def exist(self, keys: Sequence[str]) -> list[bool | StoreError]:
+        """Which are there. What is found is kept for a while, so that it can be got."""
+
+    def size(self, key: str) -> int:
+        """How many bytes an object has."""
+
+    def remove(self, keys: Sequence[str], *, force: bool = False) -> list[StoreError | None]:
+        """Removes objects; without `force` those stay that are being read, or are pinned."""
+
+    def remove_matching(
+        self, *, prefix: str | None = None, regex: str | None = None, force: bool = False
+    ) -> int:
+        """Removes this tenant's objects whose keys begin so, or in whose keys the expression is found, or
+        all of them: how many were removed."""
+
+    def lend(self, bytes: int, name: str) -> Lent:
+        """Lends memory as a segment of this name, which `preferred` of a put means. It is populated and
+        mounted in the background, and stays lent until it is unmounted, or the store closed."""
+
+    def status(self) -> StoreStatus: ...
+    def close(self, grace: float = 0.0) -> None:
+        """Leaves the pool: what reads from memory that was lent here may go on for `grace` seconds."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class Lent:
+    """Memory that is lent to a pool."""
+
+    @property
+    def state(self) -> str:
+        """ "populating", "mounting", "mounted", "not mounted" or "unmounted"."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is in the pool, or raises what keeps it from that. False after `timeout`."""
+
+    def unmount(self, grace: float = 0.0) -> None:
+        """Takes it back: when this returns, nobody touches it any more."""
 
 @final
 class Peer:

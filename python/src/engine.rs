@@ -15,6 +15,7 @@ use crate::peer::{PyPeer, make_ready};
 use crate::pending::Pending;
 use crate::registry::{PyRegistry, access, shared};
 use crate::sides;
+use crate::store;
 use crate::wait::{by_turns, optional_seconds, seconds};
 
 /// How long a shutdown waits for transfers to be fenced, unless its caller says otherwise.
@@ -38,10 +39,11 @@ impl Shared {
     }
 }
 
-/// Ends every engine: nothing touches memory of the interpreter any more when it goes.
+/// Ends every store and every engine: nothing touches memory of the interpreter any more when it goes.
 #[pyfunction]
 pub(crate) fn shut_down_all(py: Python<'_>) {
     py.detach(|| {
+        store::leave_all();
         let engines = std::mem::take(&mut *ENGINES.lock());
         std::thread::scope(|scope| {
             for engine in engines.iter().filter_map(Weak::upgrade) {

@@ -67,6 +67,21 @@ pub(crate) fn raise_client(py: Python<'_>, error: &ClientError) -> PyErr {
     exception().unwrap_or_else(|broken| broken)
 }
 
+/// The exception for what a pool did not do.
+pub(crate) fn store_error(py: Python<'_>, error: &kvferry_store::Error) -> PyResult<PyErr> {
+    let class = py.import("kvferry._errors")?.getattr("StoreError")?;
+    let exception = class.call1((error.to_string(),))?;
+    exception.setattr("retryable", error.is_retryable())?;
+    exception.setattr("backpressure", error.is_backpressure())?;
+    exception.setattr("mooncake_code", error.mooncake_code())?;
+    Ok(PyErr::from_value(exception))
+}
+
+/// The same, or what went wrong with making it.
+pub(crate) fn raise_store(py: Python<'_>, error: &kvferry_store::Error) -> PyErr {
+    store_error(py, error).unwrap_or_else(|broken| broken)
+}
+
 /// An exception for an error.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     exception(py, class_of(error), error.to_string(), error).unwrap_or_else(|broken| broken)

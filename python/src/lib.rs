@@ -14,6 +14,7 @@
 //! | `sides` | what may be given as a side of a transfer |
 //! | `transfer` | `Transfer`, `Report` |
 //! | `grant` | `Grant`, `RemoteGrant` |
+//! | `store` | `Store`, `Lent`: a pool's objects, and memory for them |
 //! | `bootstrap` | the bootstrap server, registering with one, asking one |
 //! | `descriptors` | `Descriptors`: long lists of addresses and lengths |
 //! | `post`, `posting` | a transfer of addresses that follows what its peer shares |
@@ -36,6 +37,7 @@ mod post;
 mod posting;
 mod registry;
 mod sides;
+mod store;
 mod transfer;
 mod wait;
 
@@ -64,6 +66,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bootstrap::PyRegistration>()?;
     module.add_class::<grant::PyGrant>()?;
     module.add_class::<grant::PyRemoteGrant>()?;
+    module.add_class::<store::PyStore>()?;
+    module.add_class::<store::PyLent>()?;
     module.add_class::<descriptors::Descriptors>()?;
     module.add_class::<posting::PyPairs>()?;
     module.add_class::<posting::PyPost>()?;

@@ -1,12 +1,14 @@
-"""What tests share: other processes, and a directory where those of one host meet."""
+"""What tests share: other processes, masters of pools, and a directory where those of one host meet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from masters import Master
 from other import Other
 
 
@@ -30,3 +32,16 @@ def another() -> Iterator[Callable[..., Other]]:
     yield start
     for other in started:
         other.clean_up()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Master]]:
+    """Starts masters, and ends those that are left."""
+    with ExitStack() as stack:
+
+        def start(*command: str | Path, **environment: str) -> Master:
+            master = Master(list(command), environment)
+            stack.callback(master.clean_up)
+            return master
+
+        yield start

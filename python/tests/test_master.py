@@ -3,97 +3,35 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
-from typing import IO, Any
 
 import pytest
-from patience import DEADLINE_S
+from masters import COMMAND, HERE, Master
 
-Start = Callable[..., "Master"]
-
-HERE = ("--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1", "--port=0", "--metrics_port=0")
-
-
-def drain(log: IO[str]) -> None:
-    """Reads a log on, so that whoever writes it never blocks."""
-    for _ in log:
-        pass
-
-
-class Master:
-    """A master that serves, and where it answers HTTP."""
-
-    def __init__(self, command: list[Any], environment: dict[str, str]) -> None:
-        environment = os.environ | {"NO_COLOR": "1", "RUST_LOG": "info"} | environment
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
-        assert self.process.stderr is not None
-        said = ""
-        for line in self.process.stderr:
-            said += line
-            if "master started" in line:
-                break
-        found = re.search(r"metrics=(\S+)", said)
-        assert found, f"it ended without having started: {said}"
-        self.url = f"http://{found[1]}"
-        self.said = said
-        Thread(target=drain, args=(self.process.stderr,), daemon=True).start()
-
-    def get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"{self.url}{path}", timeout=DEADLINE_S) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    def terminate(self) -> int:
-        """Ends it as an operator does; its exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(DEADLINE_S)
-
-    def clean_up(self) -> None:
-        self.process.kill()
-        self.process.wait(DEADLINE_S)
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts masters, and ends those that are left."""
-    with ExitStack() as stack:
-
-        def start(*command: str | Path, **environment: str) -> Master:
-            master = Master(list(command), environment)
-            stack.callback(master.clean_up)
-            return master
-
-        yield start
+Start = Callable[..., Master]
 
 
 def test_the_master_of_the_wheel_starts_answers_and_ends_clean(start: Start) -> None:
-    master = start(Path(sysconfig.get_path("scripts"), "kv-master"), *HERE)
+    master = start(COMMAND, *HERE)
     assert master.get("/health")[0] == 200
     status, figures = master.get("/metrics")
     assert status == 200 and "master_key_count" in figures
     assert master.terminate() == 0
 
 
-@pytest.fixture
-def as_mooncake(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def as_mooncake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that the alias wheel is installed into."""
+    directory = tmp_path_factory.mktemp("mooncake")
     (wheel,) = Path(os.environ["KVFERRY_TEST_WHEELS"]).glob("kvferry_as_mooncake-*.whl")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
-    subprocess.run([*pip, tmp_path, wheel], check=True)
-    return tmp_path
+    subprocess.run([*pip, directory, wheel], check=True)
+    return directory
 
 
 def test_launchers_of_mooncakes_master_start_ours_with_its_flags(start: Start, as_mooncake: Path) -> None:

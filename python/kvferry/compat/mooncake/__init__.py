@@ -1,4 +1,5 @@
-"""Mooncake's transfer engine, over kvferry: `TransferEngine` and what it is given."""
+"""Mooncake's transfer engine, over kvferry: `TransferEngine` and what it is given. `store` has that of its
+store."""
 
 from .engine import TransferEngine, TransferNotify, TransferOpcode
 
