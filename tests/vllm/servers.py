@@ -206,6 +206,9 @@ class Router(Process):
             *("--vllm-pd-disaggregation", "--kv-connector", connector, "--disable-retries"),
             *("--prefill", *prefill, "--decode", decode, "--prometheus-port", str(free_port())),
             *("--disable-circuit-breaker", "--policy", "round_robin"),
+            # An instance that is back is soon seen, however long it was away; a slow one is not given up.
+            *("--health-check-interval-secs", "2", "--health-success-threshold", "1"),
+            *("--health-failure-threshold", "10"),
             *arguments,
         ]
         super().__init__("router", command, {}, logs)
