@@ -180,12 +180,18 @@ def test_what_a_prefill_instance_that_is_stopped_in_mid_write_sends_when_it_wake
         # Its blocks go to another request: that needs more than half of all there are, as it did.
         other = pool.submit(complete, pair.decode.url, kept, tokens=340)
         until("the other request has its blocks", 10, lambda: not pair.decode.idle())
-        # What was under way arrives first, then what the prefill instance sends when it wakes.
-        detours.blocks.release()
-        pair.prefill.signal(signal.SIGCONT)
-        failed = "failed (ret=-1)"
-        until("the prefill instance has failed to write", 20, lambda: failed in pair.prefill.said())
-        assert not other.done(), "the other request has to be there when the write is tried"
+        # It keeps them until the write was tried: nobody schedules it meanwhile. Memory and connections are
+        # the worker's, which runs.
+        pair.decode.signal(signal.SIGSTOP, "EngineCore")
+        try:
+            # What was under way arrives first, then what the prefill instance sends when it wakes.
+            detours.blocks.release()
+            pair.prefill.signal(signal.SIGCONT)
+            failed = "failed (ret=-1)"
+            until("the prefill instance has failed to write", 20, lambda: failed in pair.prefill.said())
+            assert not other.done(), "the other request has to be there when the write is tried"
+        finally:
+            pair.decode.signal(signal.SIGCONT)
         assert other.result().tokens == expected.tokens
     until("all blocks are free", 10, pair.both_idle)
     # What workers count comes with the next step.
