@@ -17,6 +17,7 @@
 //! |---|---|---|
 //! | [`state`] | segments, objects and leases: what becomes of every command | none |
 //! | [`server`] | gRPC for clients, signs of life, HTTP; threads, start and end | sockets |
+//! | [`query`] | what a request over HTTP asks for | none |
 //! | [`flags`] | the command line, Mooncake's spellings included | none |
 //! | [`program`] | from the command line to the exit code | signals |
 //!
@@ -34,5 +35,6 @@
 
 pub mod flags;
 pub mod program;
+pub mod query;
 pub mod server;
 pub mod state;

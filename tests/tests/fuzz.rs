@@ -137,4 +137,9 @@ checks! {
     registration: a_registration_is_understood_or_an_error,
     listing: a_listing_is_understood_or_an_error,
     address: an_address_is_understood_or_an_error,
+    pool_request: a_request_to_a_master_is_understood_or_an_error,
+    pool_reply: an_answer_of_a_master_is_possible_or_an_error,
+    pool_state: a_master_keeps_its_books_whatever_it_is_asked,
+    pool_query: a_query_of_a_master_is_understood_or_an_error,
+    pool_flags: a_masters_command_line_is_understood_or_an_error,
 }

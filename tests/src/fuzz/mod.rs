@@ -10,10 +10,12 @@
 //! | [`frames`] | `request`, `sections`, `reply`, `hello` |
 //! | [`messages`] | `table_update`, `ticket` |
 //! | [`bootstrap`] | `registration`, `listing`, `address` |
+//! | [`pool`] | `pool_request`, `pool_reply`, `pool_state`, `pool_query`, `pool_flags` |
 
 pub mod bootstrap;
 pub mod frames;
 pub mod messages;
+pub mod pool;
 
 /// Something that parses bytes, by the name of its directory in `fuzz/corpus`.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +27,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "request", run: frames::request },
     Target { name: "sections", run: frames::sections },
     Target { name: "reply", run: frames::reply },
@@ -35,6 +37,11 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "registration", run: bootstrap::registration },
     Target { name: "listing", run: bootstrap::listing },
     Target { name: "address", run: bootstrap::address },
+    Target { name: "pool_request", run: pool::pool_request },
+    Target { name: "pool_reply", run: pool::pool_reply },
+    Target { name: "pool_state", run: pool::pool_state },
+    Target { name: "pool_query", run: pool::pool_query },
+    Target { name: "pool_flags", run: pool::pool_flags },
 ];
 
 /// How many bytes may be held for each that came: an empty entry of a list is two bytes on the

@@ -14,13 +14,11 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
-use super::{Refusal, answer, parameter, text};
+use super::{Refusal, answer, text};
+use crate::query::Query;
 
 /// The most bytes of a value.
 const VALUE_BYTES: usize = 1 << 20;
-
-/// The most bytes of a key.
-const KEY_BYTES: usize = 4096;
 
 /// The most bytes of all keys and values.
 const TOTAL_BYTES: usize = 256 << 20;
@@ -73,16 +71,6 @@ pub(in crate::server) fn router() -> Router {
         .with_state(Arc::<Mutex<Store>>::default())
 }
 
-fn key(query: Option<&str>) -> Result<String, Refusal> {
-    match parameter(query, "key") {
-        Some(key) if (1..=KEY_BYTES).contains(&key.len()) => Ok(key),
-        _ => {
-            let why = format!("a key has 1 to {KEY_BYTES} bytes: /metadata?key=KEY");
-            Err(Refusal::new(StatusCode::BAD_REQUEST, why))
-        }
-    }
-}
-
 fn not_found() -> Refusal {
     Refusal::new(StatusCode::NOT_FOUND, "metadata not found")
 }
@@ -91,7 +79,7 @@ async fn read(
     State(store): State<Arc<Mutex<Store>>>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
-    let key = key(query.as_deref())?;
+    let key = Query::new(query.as_deref()).metadata_key()?;
     let value = store.lock().values.get(&key).cloned();
     Ok(answer(StatusCode::OK, "application/json", value.ok_or_else(not_found)?))
 }
@@ -101,7 +89,7 @@ async fn write(
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let key = key(query.as_deref())?;
+    let key = Query::new(query.as_deref()).metadata_key()?;
     let value = match timeout(BODY, Limited::new(body, VALUE_BYTES).collect()).await {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(failed)) if failed.is::<LengthLimitError>() => {
@@ -129,7 +117,7 @@ async fn remove(
     State(store): State<Arc<Mutex<Store>>>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
-    let key = key(query.as_deref())?;
+    let key = Query::new(query.as_deref()).metadata_key()?;
     let removed = store.lock().remove(&key);
     if removed { Ok(text("metadata deleted")) } else { Err(not_found()) }
 }

@@ -17,6 +17,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use crate::query::BadQuery;
+
 /// How much an error says, in characters: it may quote what was sent.
 const ERROR_CHARS: usize = 1000;
 
@@ -48,29 +50,15 @@ impl Refusal {
     }
 }
 
+impl From<BadQuery> for Refusal {
+    fn from(why: BadQuery) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, why.to_string())
+    }
+}
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let why: String = self.why.chars().take(ERROR_CHARS).collect();
         structured(self.status, &json!({ "error": why }))
-    }
-}
-
-/// The value of a parameter of a query, decoded. `None` where it is not there.
-fn parameter(query: Option<&str>, name: &str) -> Option<String> {
-    let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
-    pairs.into_iter().find(|(found, _)| found == name).map(|(_, value)| value.into_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parameters_are_decoded() {
-        let query = Some("tenant=&key=m%40tp_rank%3A0%20a%2Bb%22%00+c&key=other");
-        assert_eq!(parameter(query, "key").as_deref(), Some("m@tp_rank:0 a+b\"\0 c"));
-        assert_eq!(parameter(query, "tenant").as_deref(), Some(""));
-        assert_eq!(parameter(query, "nothing"), None);
-        assert_eq!(parameter(None, "key"), None);
     }
 }

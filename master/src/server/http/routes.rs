@@ -13,17 +13,12 @@ use kvferry_proto::pool::{
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-use super::{Refusal, answer, parameter, probe, structured, text};
+use super::{Refusal, answer, probe, structured, text};
+use crate::query::Query;
 use crate::server::desk::Desk;
 use crate::server::metrics::state;
 use crate::server::service::remove_matching;
 use crate::state::SHARDS;
-
-/// How many keys are listed where the request does not say, and at the most.
-const LISTED: usize = 1_000_000;
-
-/// How many keys one request may ask about.
-const QUERIED: usize = 1000;
 
 /// What all requests share.
 #[derive(Clone, Debug)]
@@ -114,16 +109,6 @@ async fn leader() -> Response {
     structured(StatusCode::OK, &json!({ "present": true, "is_single": true }))
 }
 
-fn bad(why: impl Into<String>) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, why)
-}
-
-/// Whose keys are asked for: those of the tenant without a name unless the request says.
-fn tenant(query: Option<&str>) -> Result<Tenant, Refusal> {
-    let name = parameter(query, "tenant").unwrap_or_default();
-    Tenant::new(name).map_err(|why| bad(why.to_string()))
-}
-
 fn replica(placed: &Placed, offset: u64, length: u64) -> Value {
     json!({
         "segment": placed.lent.name,
@@ -136,10 +121,8 @@ fn replica(placed: &Placed, offset: u64, length: u64) -> Value {
     })
 }
 
-fn described(desk: &Desk, tenant: &Tenant, key: &str) -> Result<Value, Refusal> {
-    let parsed = Key::try_from(key);
-    let parsed = parsed.map_err(|why| bad(why.to_string()))?;
-    let found = desk.pool.query(desk.now(), tenant, &parsed);
+fn described(desk: &Desk, tenant: &Tenant, key: &Key) -> Result<Value, Refusal> {
+    let found = desk.pool.query(desk.now(), tenant, key);
     let status = found.map_err(|why| {
         let code = match why {
             Outcome::Recovering => StatusCode::SERVICE_UNAVAILABLE,
@@ -151,7 +134,7 @@ fn described(desk: &Desk, tenant: &Tenant, key: &str) -> Result<Value, Refusal> 
     let replicas: Vec<Value> =
         status.replicas.iter().map(|(placed, offset)| replica(placed, *offset, length)).collect();
     Ok(json!({
-        "key": key,
+        "key": key.as_str(),
         "tenant": tenant.as_str(),
         "size": length,
         "version": status.version.to_string(),
@@ -166,25 +149,21 @@ async fn query_key(
     State(shared): State<Shared>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
-    let tenant = tenant(query.as_deref())?;
-    let Some(key) = parameter(query.as_deref(), "key") else {
-        return Err(bad("which key: /query_key?key=KEY"));
-    };
-    Ok(structured(StatusCode::OK, &described(&shared.desk, &tenant, &key)?))
+    let query = Query::new(query.as_deref());
+    let described = described(&shared.desk, &query.tenant()?, &query.key()?)?;
+    Ok(structured(StatusCode::OK, &described))
 }
 
 async fn batch_query_keys(
     State(shared): State<Shared>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
-    let tenant = tenant(query.as_deref())?;
-    let Some(keys) = parameter(query.as_deref(), "keys") else {
-        return Err(bad("which keys: /batch_query_keys?keys=KEY,KEY"));
-    };
+    let query = Query::new(query.as_deref());
+    let tenant = query.tenant()?;
     let mut found = serde_json::Map::new();
-    for key in keys.split(',').take(QUERIED) {
-        let value = described(&shared.desk, &tenant, key).unwrap_or(Value::Null);
-        found.insert(key.to_owned(), value);
+    for (text, key) in query.keys()? {
+        let value = key.and_then(|key| described(&shared.desk, &tenant, &key).ok());
+        found.insert(text, value.unwrap_or(Value::Null));
     }
     Ok(structured(StatusCode::OK, &Value::Object(found)))
 }
@@ -197,14 +176,8 @@ async fn get_all_keys(
 ) -> Result<Response, Refusal> {
     let desk = shared.desk.clone();
     serving(&desk)?;
-    let tenant = tenant(query.as_deref())?;
-    let limit = parameter(query.as_deref(), "limit");
-    let limit =
-        limit.map_or(Ok(LISTED), |limit| limit.parse().map(|limit: usize| limit.min(LISTED)));
-    let Ok(limit) = limit else {
-        return Err(bad("limit is a number"));
-    };
-    let is_json = parameter(query.as_deref(), "format").as_deref() == Some("json");
+    let query = Query::new(query.as_deref());
+    let (tenant, limit, is_json) = (query.tenant()?, query.limit()?, query.is_json());
     let Ok(_turn) = desk.looking_through.acquire().await else {
         let why = Outcome::Closing.to_string();
         return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why));
@@ -278,9 +251,7 @@ async fn query_segment(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
     serving(&shared.desk)?;
-    let Some(name) = parameter(query.as_deref(), "segment") else {
-        return Err(bad("which segment: /query_segment?segment=NAME"));
-    };
+    let name = Query::new(query.as_deref()).segment()?;
     let segments = shared.desk.pool.segments();
     let named = segments.iter().filter(|status| status.placed.lent.name == name);
     let sums = named.fold(None, |sums: Option<(u64, u64)>, status| {
@@ -302,8 +273,8 @@ async fn remove_all(
     State(shared): State<Shared>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
-    let tenant = tenant(query.as_deref())?;
-    let force = parameter(query.as_deref(), "force").is_some_and(|force| force == "true");
+    let query = Query::new(query.as_deref());
+    let (tenant, force) = (query.tenant()?, query.force());
     let remove = RemoveMatching { tenant, matching: Matching::All, force };
     match remove_matching(&shared.desk, remove).await {
         Ok(done) => {

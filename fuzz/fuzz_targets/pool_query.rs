@@ -1,0 +1,4 @@
+//! `pool_query` of [`kvferry_tests::fuzz`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| kvferry_tests::fuzz::pool::pool_query(bytes));
