@@ -151,6 +151,9 @@ impl Pool {
     pub fn look(&self, now: Moment) -> Vec<(Incarnation, Became)> {
         let mut clients = self.clients.lock();
         let changes = clients.leases.look(now);
+        let held_up = u64::try_from(clients.leases.held_up().as_millis()).unwrap_or(u64::MAX);
+        self.held_up_ms.store(held_up, Ordering::Release);
+        self.looked.store(now.0, Ordering::Release);
         for (client, became) in &changes {
             if *became == Became::Forgotten {
                 self.let_go(&mut clients, *client);
@@ -235,5 +238,40 @@ impl Pool {
     #[must_use]
     pub fn clients(&self) -> (usize, usize) {
         self.clients.lock().leases.counts()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Settings;
+    use super::*;
+
+    #[test]
+    fn a_master_that_is_stopped_while_it_recovers_hears_owners_out_once_it_is_woken() {
+        let second = Duration::from_secs(1);
+        let settings = Settings { recovery: second * 3, ..Settings::default() };
+        let every = settings.clients.look_every;
+        let pool = Pool::new(settings, 1);
+        let mut now = Moment(0);
+        let look_for = |time: Duration, now: &mut Moment| {
+            let end = now.after(time);
+            while *now < end {
+                *now = now.after(every);
+                pool.look(*now);
+            }
+        };
+        look_for(second, &mut now);
+        assert!(pool.is_recovering(now));
+        // Stopped for a minute: asked before and after it has looked, it says the same.
+        now = now.after(second * 60);
+        assert!(pool.is_recovering(now));
+        pool.look(now);
+        assert!(pool.is_recovering(now));
+        look_for(second, &mut now);
+        assert!(pool.is_recovering(now));
+        look_for(second * 2, &mut now);
+        assert!(!pool.is_recovering(now));
+        // What is over stays so.
+        assert!(!pool.is_recovering(now.after(second * 60)));
     }
 }

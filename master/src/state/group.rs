@@ -15,6 +15,17 @@ struct Group {
     members: BTreeMap<Version, u64>,
 }
 
+/// What a member takes in its group, about: a place in a tree whose nodes are two thirds full.
+const MEMBER_BYTES: usize = size_of::<(Version, u64)>() * 3 / 2;
+
+impl Group {
+    /// What a group takes beyond its members: its names stand in the index, too.
+    fn bytes(tenant: &str, name: &str) -> usize {
+        type Entry = ((Box<str>, Box<str>), u32);
+        2 * (tenant.len() + name.len()) + size_of::<Option<Group>>() + size_of::<Entry>()
+    }
+}
+
 /// All groups that have members.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
@@ -23,32 +34,44 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Adds a member. The number of its group.
-    pub(super) fn join(&mut self, tenant: &str, name: &str, version: Version, hash: u64) -> u32 {
+    /// Adds a member. The number of its group, and how much memory that takes.
+    pub(super) fn join(
+        &mut self,
+        tenant: &str,
+        name: &str,
+        version: Version,
+        hash: u64,
+    ) -> (u32, usize) {
         if self.groups.len() >= slab::MOST {
-            return NO_GROUP;
+            return (NO_GROUP, 0);
         }
         let by: (Box<str>, Box<str>) = (tenant.into(), name.into());
         let groups = &mut self.groups;
+        let mut bytes = 0;
         let number = *self.index.entry(by).or_insert_with(|| {
+            bytes += Group::bytes(tenant, name);
             let members = BTreeMap::new();
             groups.insert(Group { tenant: tenant.into(), name: name.into(), members })
         });
-        if let Some(group) = groups.get_mut(number) {
-            group.members.insert(version, hash);
+        if let Some(group) = groups.get_mut(number)
+            && group.members.insert(version, hash).is_none()
+        {
+            bytes += MEMBER_BYTES;
         }
-        number
+        (number, bytes)
     }
 
-    /// Takes a member out.
-    pub(super) fn leave(&mut self, number: u32, version: Version) {
-        let Some(group) = self.groups.get_mut(number) else { return };
-        group.members.remove(&version);
+    /// Takes a member out. How much memory that gives back.
+    pub(super) fn leave(&mut self, number: u32, version: Version) -> usize {
+        let Some(group) = self.groups.get_mut(number) else { return 0 };
+        let mut bytes = if group.members.remove(&version).is_some() { MEMBER_BYTES } else { 0 };
         if group.members.is_empty()
             && let Some(group) = self.groups.remove(number)
         {
+            bytes += Group::bytes(&group.tenant, &group.name);
             self.index.remove(&(group.tenant, group.name));
         }
+        bytes
     }
 
     pub(super) fn name(&self, number: u32) -> Option<String> {
@@ -71,14 +94,20 @@ mod tests {
     #[test]
     fn a_group_lasts_for_as_long_as_it_has_members_and_is_of_one_tenant() {
         let mut groups = Groups::default();
-        let first = groups.join("x", "g", Version(1), 10);
-        assert_eq!(groups.join("x", "g", Version(2), 20), first);
-        assert_ne!(groups.join("y", "g", Version(3), 30), first);
+        let (first, taken) = groups.join("x", "g", Version(1), 10);
+        let (same, taken_more) = groups.join("x", "g", Version(2), 20);
+        assert_eq!(same, first);
+        let (other, other_taken) = groups.join("y", "g", Version(3), 30);
+        assert_ne!(other, first);
         assert_eq!(groups.members(first), [(Version(1), 10), (Version(2), 20)]);
-        groups.leave(first, Version(1));
-        groups.leave(first, Version(2));
+        let given_back = [
+            groups.leave(first, Version(1)),
+            groups.leave(first, Version(2)),
+            groups.leave(first, Version(2)),
+        ];
+        assert_eq!(given_back, [taken_more, taken, 0], "as much as it took");
+        assert!(taken > taken_more && taken == other_taken);
         assert_eq!(groups.name(first), None);
-        groups.leave(first, Version(2));
         assert_eq!(groups.index.len(), 1);
     }
 }

@@ -23,6 +23,13 @@ pub struct LeaseTimes {
     pub look_every: Duration,
 }
 
+impl LeaseTimes {
+    /// A look that comes so long after the one before is late: the master was held up.
+    pub(super) fn look_late(&self) -> Duration {
+        self.look_every * 2
+    }
+}
+
 /// What became of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Became {
@@ -55,13 +62,15 @@ pub struct Leases {
     times: LeaseTimes,
     holders: HashMap<Incarnation, Holder>,
     looked: Moment,
+    /// For how long looks were late, all of them together.
+    held_up: Duration,
 }
 
 impl Leases {
     /// Nobody holds a lease.
     #[must_use]
     pub fn new(times: LeaseTimes) -> Self {
-        Self { times, holders: HashMap::new(), looked: Moment::default() }
+        Self { times, holders: HashMap::new(), looked: Moment::default(), held_up: Duration::ZERO }
     }
 
     /// A client joins, or joins again. Whether it is new.
@@ -103,12 +112,19 @@ impl Leases {
         (live.count(), self.holders.len())
     }
 
+    /// For how long the master was held up since its start, as far as [`Self::look`] has seen.
+    #[must_use]
+    pub fn held_up(&self) -> Duration {
+        self.held_up
+    }
+
     /// Looks who was not heard for too long. To be called every [`LeaseTimes::look_every`].
     pub fn look(&mut self, now: Moment) -> Vec<(Incarnation, Became)> {
         let gap = now.since(self.looked);
         self.looked = self.looked.max(now);
-        let every = self.times.look_every;
-        let late = if gap > every * 2 { gap - every } else { Duration::ZERO };
+        let is_late = gap > self.times.look_late();
+        let late = if is_late { gap - self.times.look_every } else { Duration::ZERO };
+        self.held_up += late;
         let mut changes = Vec::new();
         for (client, holder) in &mut self.holders {
             if !late.is_zero() {

@@ -150,6 +150,10 @@ pub struct Pool {
     /// How many owners are saying what they have.
     mounting: AtomicUsize,
     is_recovered: AtomicBool,
+    /// When it was last looked whose lease is over, and for how long that had been late until then,
+    /// in milliseconds.
+    looked: AtomicU64,
+    held_up_ms: AtomicU64,
     /// Segments that are gone, and may still be referred to.
     gone: Mutex<Vec<Slot>>,
     /// One at a time evicts.
@@ -175,6 +179,8 @@ impl Pool {
             version: AtomicU64::new(Version::first(1).0),
             mounting: AtomicUsize::new(0),
             is_recovered: AtomicBool::new(false),
+            looked: AtomicU64::new(0),
+            held_up_ms: AtomicU64::new(0),
             gone: Mutex::default(),
             evicting: Mutex::default(),
             counts: Counts::default(),
@@ -193,13 +199,24 @@ impl Pool {
         if self.is_recovered.load(Ordering::Acquire) {
             return false;
         }
-        let since = now.since(Moment(0));
+        let since = self.awake(now);
         let is_open = since < self.settings.recovery
             || (self.mounting.load(Ordering::Acquire) > 0 && since < self.settings.most_recovery);
         if !is_open {
             self.is_recovered.store(true, Ordering::Release);
         }
         is_open
+    }
+
+    /// How long this master has been at work. While it was stopped nobody could tell it anything; that
+    /// it was is seen by [`Pool::look`] being late, or due for long.
+    fn awake(&self, now: Moment) -> Duration {
+        // In this order: what is held against it twice keeps it recovering for longer, no more.
+        let unseen = now.since(Moment(self.looked.load(Ordering::Acquire)));
+        let held_up = Duration::from_millis(self.held_up_ms.load(Ordering::Acquire));
+        let is_late = unseen > self.settings.clients.look_late();
+        let stopped = held_up + if is_late { unseen } else { Duration::ZERO };
+        now.since(Moment(0)).saturating_sub(stopped)
     }
 
     /// The epoch of this master.
@@ -261,12 +278,12 @@ impl Pool {
         object: impl FnOnce(name::Stored, u32) -> Object,
         version: Version,
     ) -> u32 {
-        let group = group.map_or(NO_GROUP, |group| {
+        let (group, shared) = group.map_or((NO_GROUP, 0), |group| {
             self.groups.lock().join(name.tenant, group, version, name.hash)
         });
         let (number, heap) = shard.insert(&self.hashing, name, |key| object(key, group));
         self.counts.keys.fetch_add(1, Ordering::Relaxed);
-        self.counts.key_bytes.fetch_add(Self::entry_bytes(heap), Ordering::Relaxed);
+        self.counts.key_bytes.fetch_add(Self::entry_bytes(heap + shared), Ordering::Relaxed);
         number
     }
 
@@ -281,13 +298,14 @@ impl Pool {
         told: &mut Told,
     ) -> Option<Object> {
         let (object, heap) = shard.remove(&self.hashing, number)?;
+        let shared = match object.group {
+            NO_GROUP => 0,
+            group => self.groups.lock().leave(group, object.version),
+        };
         self.counts.keys.fetch_sub(1, Ordering::Relaxed);
-        self.counts.key_bytes.fetch_sub(Self::entry_bytes(heap), Ordering::Relaxed);
+        self.counts.key_bytes.fetch_sub(Self::entry_bytes(heap + shared), Ordering::Relaxed);
         if object.writer.is_some() {
             self.counts.writing.fetch_sub(1, Ordering::Relaxed);
-        }
-        if object.group != NO_GROUP {
-            self.groups.lock().leave(object.group, object.version);
         }
         let was_told = object.writer.is_none();
         for copy in object.copies.iter() {
