@@ -71,6 +71,8 @@ mod store;
 
 pub use builder::StoreBuilder;
 pub use decide::put::Stored;
+pub use decide::room::Room;
+pub use drive::kernel::room;
 pub use drive::lend::SegmentState;
 pub use error::Error;
 pub use object::{Get, GetOptions, Put, PutOptions, Removed};

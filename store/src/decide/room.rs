@@ -19,11 +19,13 @@ pub(crate) trait Files {
     fn read(&self, path: &str) -> Option<String>;
 }
 
-/// How much is free, and by which limit.
+/// How much memory is free, and by which limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
-    pub(crate) bytes: u64,
-    pub(crate) limit: Arc<str>,
+pub struct Room {
+    /// How much, in bytes.
+    pub bytes: u64,
+    /// The file of the kernel's that says so.
+    pub limit: Arc<str>,
 }
 
 impl Room {

@@ -1,6 +1,5 @@
 //! Memory that is lent: populated on a thread of its own, mounted, taken back.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,8 +10,8 @@ use kvferry_proto::pool::{Lent, NAME_BYTES, SegmentId, Unmount};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::kernel::room;
 use super::shared::Shared;
-use crate::decide::room::{Files, Room};
 use crate::error::Error;
 
 /// How long the transfers of this process that use a segment may take to end once it is taken back.
@@ -120,17 +119,8 @@ impl Segment {
     }
 }
 
-/// The kernel's files.
-struct Kernel;
-
-impl Files for Kernel {
-    fn read(&self, path: &str) -> Option<String> {
-        fs::read_to_string(path).ok()
-    }
-}
-
 fn check_room(bytes: u64) -> Result<(), Error> {
-    Room::of(&Kernel).map_or(Ok(()), |room| room.check(bytes))
+    room().map_or(Ok(()), |room| room.check(bytes))
 }
 
 /// Begins to lend memory. What follows happens in the background.

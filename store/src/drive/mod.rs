@@ -6,6 +6,7 @@
 //! | `master` | calls to the master |
 //! | `session` | joining, mounting, following what changes |
 //! | `beat` | signs of life, on a thread and a connection of their own |
+//! | `kernel` | how much memory there is |
 //! | `lend` | memory that is populated, mounted, taken back |
 //! | `owners` | the engines that own segments |
 //! | `put`, `get` | batches of objects |
@@ -13,6 +14,7 @@
 
 pub(crate) mod beat;
 pub(crate) mod get;
+pub(crate) mod kernel;
 pub(crate) mod lend;
 pub(crate) mod master;
 pub(crate) mod owners;
