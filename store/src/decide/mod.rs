@@ -8,6 +8,8 @@
 //! | `choice` | which replica is read first |
 //! | `put`, `get` | what a batch does next, and how each object of it ends |
 //! | `room` | how much memory can be lent |
+//!
+//! `world` runs them and a real master in virtual time.
 
 pub(crate) mod choice;
 pub(crate) mod get;
@@ -16,3 +18,6 @@ pub(crate) mod load;
 pub(crate) mod membership;
 pub(crate) mod put;
 pub(crate) mod room;
+
+#[cfg(test)]
+mod world;
