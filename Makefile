@@ -7,7 +7,7 @@ help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
-quickstart: ## Move a KV cache between two processes, pushed and pulled, and show how fast.
+quickstart: ## Move a KV cache between two processes, pushed and pulled, use a pool, and show how fast.
 	$(CARGO) run --quiet --release --locked -p kvbench -- quickstart
 
 .PHONY: test

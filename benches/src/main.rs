@@ -11,7 +11,7 @@
 //! | module | what stands there |
 //! |---|---|
 //! | `cli`, `pace` | the command line |
-//! | `transfer`, `mixed`, `model`, `matrix`, `ways`, `master`, `plot`, `quickstart`, `serve` | the commands |
+//! | `transfer`, `mixed`, `model`, `matrix`, `ways`, `master`, `pool`, `plot`, `quickstart`, `serve` | the commands |
 //! | `sweep`, `series` | all combinations; one: warm-up, calibration, interleaved runs, figures |
 //! | `pair`, `engine_run` | both processes, and one run of the engine |
 //! | `control` | how the other process is found and led, what is said |
@@ -37,6 +37,7 @@ mod pace;
 mod pair;
 mod pattern;
 mod plot;
+mod pool;
 mod progress;
 mod quickstart;
 mod report;
@@ -69,10 +70,12 @@ fn main() -> ExitCode {
         Command::Matrix(args) => matrix::run(&args),
         Command::Ways(args) => ways::run(&args),
         Command::Master(args) => master::run(&args),
+        Command::Pool(args) => pool::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Target => serve::serve_parent(),
         Command::MasterServer { workers } => master::serve(workers),
+        Command::PoolPart(part) => pool::be(&part),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

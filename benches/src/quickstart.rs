@@ -1,4 +1,4 @@
-//! `kvbench quickstart`: a model's KV cache from one process to another, for a first look.
+//! `kvbench quickstart`: a model's KV cache from one process to another, and a pool, for a first look.
 
 use std::fmt::Write as _;
 
@@ -49,11 +49,12 @@ pub(crate) fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     let outputs = Outputs::prepare(&args.output)?;
     let combinations = [Op::Write, Op::Read].map(combination);
     let swept = sweep::measure(&combinations, &measure, &Other::default(), &outputs)?;
-    outputs.finish(&swept.report, &page(shape, &swept.report.runs))?;
+    let pool = crate::pool::quick_page()?;
+    outputs.finish(&swept.report, &page(shape, &swept.report.runs, &pool))?;
     fail_on(swept.mismatch)
 }
 
-fn page(shape: Shape, runs: &[Run]) -> String {
+fn page(shape: Shape, runs: &[Run], pool: &str) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = writeln!(
@@ -83,8 +84,10 @@ fn page(shape: Shape, runs: &[Run]) -> String {
         ]);
     }
     text.push_str(&table.render());
+    text.push_str(pool);
     text.push_str(
-        "\nNext: kvbench transfer --floor, which puts the machine's own limit beside it.\n",
+        "\nNext: kvbench transfer --floor, which puts the machine's own limit beside transfers, and \
+         kvbench pool.\n",
     );
     text
 }

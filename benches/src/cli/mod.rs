@@ -44,9 +44,11 @@ pub(crate) enum Command {
     Ways(WaysArgs),
     /// Look up keys at a pool's master: how many, at what cost, in how much memory
     Master(MasterArgs),
+    /// Put objects into a pool and get them, beside the same bytes without a pool
+    Pool(Box<PoolArgs>),
     /// Draw the figures of earlier runs
     Plot(PlotArgs),
-    /// Move a model's KV cache between two processes: a first look, in a few seconds
+    /// Move a model's KV cache between two processes, and use a pool: a first look, in a few seconds
     Quickstart(QuickstartArgs),
     /// The other process of a benchmark: started by this program, not by people
     #[command(name = crate::control::SUBCOMMAND, hide = true)]
@@ -57,6 +59,87 @@ pub(crate) enum Command {
         #[arg(long)]
         workers: u16,
     },
+    /// A process of a pool: started by this program, not by people
+    #[command(name = POOL_PART, hide = true, subcommand)]
+    PoolPart(PoolPart),
+}
+
+/// By which a process of a pool is started.
+pub(crate) const POOL_PART: &str = "pool-part";
+
+/// What a process of a pool is.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PoolPart {
+    /// Its master
+    Master,
+    /// One that lends
+    Lender {
+        /// The master's address
+        master: String,
+        /// What the segment is called
+        name: String,
+        /// How many bytes are lent
+        lend: u64,
+        /// How many bytes are there besides, for transfers without the pool
+        raw: u64,
+        /// What may carry them
+        transport: Transport,
+    },
+}
+
+const POOL_HELP: &str = "\
+A master, as many lenders as there are replicas, and the clients: all on this host, the clients in
+this process, with an engine each. In every iteration each client puts a batch of new objects, all
+of it in one call, and gets it back; beside each of both the same bytes are moved between the same
+processes by transfers of the engine alone. The content is new every time and compared, every byte,
+after every get and every raw read; that is not timed, and neither is removing the objects. A first
+iteration warms up. The ratio is the median over pairs of neighbouring runs.
+
+After that one thread puts, gets and asks for single objects of 4 KiB: one call after the other, and
+with 32 in flight.
+
+Examples:
+  Batches of 16, from 64 KiB to 64 MiB:
+      kvbench pool --object 64KiB,1MiB,4MiB,64MiB --batch 16
+  Two replicas, four clients at once, with checksums from end to end, as figures for programs:
+      kvbench pool --replicas 2 --clients 4 --checksum --json pool.json";
+
+/// Settings of `kvbench pool`.
+#[derive(Debug, Args)]
+#[command(after_long_help = POOL_HELP)]
+pub(crate) struct PoolArgs {
+    /// Sizes of objects
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', default_value = "64KiB,1MiB,4MiB")]
+    pub(crate) object: Vec<Size>,
+    /// Objects in a batch
+    #[arg(long, value_name = "N", default_value_t = 32,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::pool::MOST_BATCH)))]
+    pub(crate) batch: u32,
+    /// Clients at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) clients: u32,
+    /// How often each object is put, each time with another lender
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub(crate) replicas: u32,
+    /// Have the objects carry checksums, and compare them
+    #[arg(long)]
+    pub(crate) checksum: bool,
+    /// What may carry the bytes
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    pub(crate) transport: Transport,
+    /// Counted iterations
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) iterations: u32,
+    /// What the content is made from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Calls for single objects of 4 KiB, of each kind; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) calls: u32,
+    /// Write the figures as JSON, `-` for standard output instead of the tables:
+    /// {"pool": [..], "calls": [..]}
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<Sink>,
 }
 
 const TRANSFER_HELP: &str = "\

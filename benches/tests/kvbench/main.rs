@@ -9,6 +9,7 @@ mod matrix;
 mod mixed;
 mod model;
 mod output;
+mod pool;
 mod program;
 mod serve;
 mod transfer;

@@ -141,7 +141,7 @@ fn the_floor_has_connections_for_as_many_threads_as_there_can_be() {
 }
 
 #[test]
-fn quickstart_moves_a_models_cache_both_ways() {
+fn quickstart_moves_a_models_cache_both_ways_and_shows_a_pool() {
     let (runs, printed) = measured(&["quickstart"]);
     assert_eq!(runs.len(), 2);
     for run in &runs {
@@ -152,7 +152,9 @@ fn quickstart_moves_a_models_cache_both_ways() {
         );
         assert_eq!(run["transfers"], 1);
     }
-    for words in ["Llama 3.1 8B", "push", "pull", "128MiB", "every byte"] {
+    for words in
+        ["Llama 3.1 8B", "push", "pull", "128MiB", "every byte", "32 are there", "gave way"]
+    {
         assert!(printed.contains(words), "{words} is not in: {printed}");
     }
 }
