@@ -110,17 +110,18 @@ class Other(Contender):
         self.pair.close()
 
 
+def libraries(home: Path) -> str:
+    """Where setup.sh has put the system's libraries that Mooncake is linked with."""
+    return ":".join(str(home / at / "x86_64-linux-gnu") for at in ("system/usr/lib", "system/lib"))
+
+
 def contenders(arguments: argparse.Namespace, total: int) -> list[Contender]:
     home = Path(arguments.home)
-    libraries = [
-        home / "system/usr/lib/x86_64-linux-gnu",
-        home / "system/lib/x86_64-linux-gnu",
-    ]
     mooncake = {
         "MC_FORCE_TCP": "1",
         "MC_TCP_ENABLE_CONNECTION_POOL": "1",
         "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "4096",
-        "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
+        "LD_LIBRARY_PATH": libraries(home),
     }
     python = str(home / "env/bin/python")
     by_kind: dict[str, list[Contender]] = {}

@@ -50,4 +50,4 @@ class Mooncake:
 
 if __name__ == "__main__":
     memory = side.Memory(int(sys.argv[1]))
-    side.serve(side.Side(Mooncake(memory), memory))
+    side.serve_side(side.Side(Mooncake(memory), memory))

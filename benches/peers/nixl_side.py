@@ -54,4 +54,4 @@ class Nixl:
 
 if __name__ == "__main__":
     memory = side.Memory(int(sys.argv[1]))
-    side.serve(side.Side(Nixl(memory), memory))
+    side.serve_side(side.Side(Nixl(memory), memory))

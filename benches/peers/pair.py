@@ -1,4 +1,4 @@
-"""Two processes with the same engine, told what to do."""
+"""Processes with somebody's engine, told what to do; two of them as a pair."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ class Failed(Exception):
 
 
 class Process:
-    def __init__(self, python: str, script: str, memory_bytes: int, env: dict[str, str]) -> None:
+    def __init__(self, python: str, script: str, arguments: list[str], env: dict[str, str]) -> None:
         self.log = tempfile.TemporaryFile()
         self.name = script
         self.process = subprocess.Popen(
-            [python, str(HERE / script), str(memory_bytes)],
+            [python, str(HERE / script), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
             env=os.environ | env,
         )
-        hello = self.answer()
-        self.address, self.base = hello["address"], hello["base"]
+        self.hello = self.answer()
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -76,10 +75,10 @@ class Pair:
     """An initiator and a target that know each other."""
 
     def __init__(self, python: str, script: str, memory_bytes: int, env: dict[str, str]) -> None:
-        self.target = Process(python, script, memory_bytes, env)
-        self.initiator = Process(python, script, memory_bytes, env)
-        self.target.do("connect", address=self.initiator.address, base=self.initiator.base)
-        self.initiator.do("connect", address=self.target.address, base=self.target.base)
+        self.target = Process(python, script, [str(memory_bytes)], env)
+        self.initiator = Process(python, script, [str(memory_bytes)], env)
+        self.target.do("connect", **self.initiator.hello)
+        self.initiator.do("connect", **self.target.hello)
         self.shape = (0, 0)
 
     def measure(self, op: str, blocks: int, block_bytes: int, seed: int) -> dict[str, float]:

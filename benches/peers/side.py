@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,15 +112,19 @@ class Side:
         return {"cpu_seconds": cpu_seconds()}
 
 
-def serve(side: Side) -> None:
-    """Does what it is told until standard input ends."""
-    commands = {
-        name: getattr(side, name) for name in ("connect", "shape_as", "fill", "check", "transfer", "cpu")
-    }
-    answer({"address": side.engine.address(), "base": side.memory.base})
+def serve(commands: dict[str, Callable[..., dict[str, Any]]], hello: dict[str, Any]) -> None:
+    """Says that it is there, and does what it is told until standard input ends."""
+    answer(hello)
     for line in sys.stdin:
         command = json.loads(line)
         answer(commands[command.pop("do")](**command))
+
+
+def serve_side(side: Side) -> None:
+    """The same for one of a pair."""
+    names = ("connect", "shape_as", "fill", "check", "transfer", "cpu")
+    hello = {"address": side.engine.address(), "base": side.memory.base}
+    serve({name: getattr(side, name) for name in names}, hello)
 
 
 def answer(what: dict[str, Any]) -> None:
