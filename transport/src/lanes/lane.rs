@@ -386,6 +386,14 @@ impl Lane {
         self.0.reactor.kick(self.0.token);
     }
 
+    /// An answer that this end owes and has not come to: it counts as a frame that waits to be sent,
+    /// so that an end that asks for more than is done is not read any more.
+    #[must_use]
+    pub fn owe(&self) -> Owed {
+        self.0.backlog.fetch_add(1, Ordering::Relaxed);
+        Owed(self.clone())
+    }
+
     /// How many frames wait to be sent.
     #[must_use]
     pub fn backlog_frames(&self) -> usize {
@@ -435,6 +443,29 @@ impl Lane {
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// An answer that is owed: see [`Lane::owe`].
+#[derive(Debug)]
+pub struct Owed(Lane);
+
+impl Owed {
+    /// The lane that it is owed on.
+    #[must_use]
+    pub fn lane(&self) -> &Lane {
+        &self.0
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        let inner = &self.0.0;
+        let before = inner.backlog.fetch_sub(1, Ordering::AcqRel);
+        // The lane may be read again, and no event may tell.
+        if before.checked_sub(1) == Some(inner.config.backlog_frames) {
+            inner.reactor.kick(inner.token);
+        }
     }
 }
 

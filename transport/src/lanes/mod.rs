@@ -25,6 +25,9 @@
 //! What a frame asks for may also be [`Work`] without a payload, which is done in pieces: the same
 //! holds of each.
 //!
+//! What is no stream and has to do with lanes all the same, such as the completions of a queue pair, is
+//! looked at by the same threads ([`Watched`]).
+//!
 //! Frames are [`FramePrefix`], head and payload. Bulk payloads are scattered straight into region
 //! memory; the receive buffer takes what comes behind them in the same call, so a stream of slices
 //! costs no calls for its prefixes and heads.
@@ -37,12 +40,14 @@ mod reactor;
 mod receive;
 mod send;
 mod socket;
+mod watch;
 
 pub use frame::{FramePrefix, ParsePrefix};
 pub use lane::{
     CloseReason, Incoming, Landed, Landing, Lane, LaneConfig, LaneHandler, Line, Load, Loader,
-    Outgoing, Progress, Start, Store, Storer, Work,
+    Outgoing, Owed, Progress, Start, Store, Storer, Work,
 };
 pub use later::send_afterwards;
 pub use reactor::{Reactor, ReactorConfig};
 pub use socket::{is_memory_fault, is_unhealthy};
+pub use watch::{Look, Watch, Watched};

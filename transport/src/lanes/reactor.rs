@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -18,6 +18,7 @@ use super::lane::{CLOSE, CloseReason, Lane, LaneConfig, LaneHandler, OPEN, RESET
 use super::receive::Received;
 use super::send::Sent;
 use super::socket;
+use super::watch::{Look, Watch, Watched, Watching};
 
 /// How much one lane may receive or send before the others have their turn.
 pub(super) const TURN_BYTES: usize = 1 << 20;
@@ -35,6 +36,7 @@ struct Shared {
     registry: Registry,
     waker: Waker,
     lanes: Mutex<BTreeMap<usize, Lane>>,
+    watching: Watching,
     kicked: Mutex<Vec<usize>>,
     next_token: AtomicUsize,
     stopping: AtomicBool,
@@ -50,6 +52,15 @@ impl Handle {
         self.0.kicked.lock().push(token);
         // It fails only when the counter behind it is full, and then a wake-up is due anyway.
         let _ = self.0.waker.wake();
+    }
+
+    pub(super) fn watching(&self) -> &Watching {
+        &self.0.watching
+    }
+
+    pub(super) fn unregister(&self, descriptor: RawFd) {
+        // It fails for one that was never registered, which is as good.
+        let _ = self.0.registry.deregister(&mut SourceFd(&descriptor));
     }
 }
 
@@ -107,6 +118,7 @@ impl Reactor {
             registry: poll.registry().try_clone()?,
             waker: Waker::new(poll.registry(), WAKER)?,
             lanes: Mutex::new(BTreeMap::new()),
+            watching: Mutex::default(),
             kicked: Mutex::new(Vec::new()),
             next_token: AtomicUsize::new(WAKER.0 + 1),
             stopping: AtomicBool::new(false),
@@ -117,6 +129,7 @@ impl Reactor {
             shared: handle.0.clone(),
             config,
             unfinished: BTreeMap::new(),
+            looking_until: Instant::now(),
             worked: false,
         };
         Ok((handle, turns))
@@ -150,6 +163,21 @@ impl Reactor {
             return Err(error);
         }
         Ok(lane)
+    }
+
+    /// Looks at something beside lanes, when its descriptor says so and for a while after, until what is
+    /// returned is dropped.
+    ///
+    /// # Errors
+    /// What the kernel says when it does not take the descriptor into its epoll.
+    pub fn watch(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        watched: Arc<dyn Watched>,
+    ) -> io::Result<Watch> {
+        let token = self.handle.0.next_token.fetch_add(1, Ordering::Relaxed);
+        let registry = &self.handle.0.registry;
+        Watch::new(self.handle.clone(), registry, token, descriptor, watched)
     }
 
     /// How many lanes it drives.
@@ -204,6 +232,8 @@ struct Turns {
     config: ReactorConfig,
     /// What is left to do for lanes whose turn was over too soon, by token.
     unfinished: BTreeMap<usize, Turn>,
+    /// What is watched is looked at until then without being told to.
+    looking_until: Instant,
     /// Something was received or sent in this round.
     worked: bool,
 }
@@ -269,7 +299,7 @@ impl Turns {
 
     fn turn(&mut self, token: usize, mut turn: Turn) {
         let lane = self.shared.lanes.lock().get(&token).cloned();
-        let Some(lane) = lane else { return };
+        let Some(lane) = lane else { return self.look(token) };
         match lane.0.closing.load(Ordering::Acquire) {
             OPEN => {}
             CLOSE => return self.close(&lane, &CloseReason::Local),
@@ -300,6 +330,25 @@ impl Turns {
         }
         if turn.receive || turn.send {
             self.unfinished.insert(token, turn);
+        }
+    }
+
+    /// Looks at something that is watched: again and again while it has something to do and for as long
+    /// as a thread looks for more, then when its descriptor says so.
+    fn look(&mut self, token: usize) {
+        let watched = self.shared.watching.lock().get(&token).cloned();
+        let Some(watched) = watched else { return };
+        let is_again = match watched.look() {
+            Look::Idle => false,
+            Look::Worked => {
+                self.worked = true;
+                self.looking_until = Instant::now() + self.config.spin;
+                true
+            }
+            Look::Waiting => Instant::now() < self.looking_until || watched.rest(),
+        };
+        if is_again {
+            self.unfinished.insert(token, Turn { receive: true, send: false });
         }
     }
 

@@ -114,6 +114,14 @@ impl SpanList {
         self.spans.len()
     }
 
+    /// Where the spans lie in this process, from the first on: address and length in bytes of each.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        // Each was pushed with a length of 32 bits.
+        self.spans
+            .iter()
+            .map(|span| (span.address as u64, u32::try_from(span.bytes).unwrap_or(u32::MAX)))
+    }
+
     /// Bytes from the position on.
     #[must_use]
     pub fn remaining(&self) -> u64 {
