@@ -22,10 +22,14 @@ use crate::engine::{Addresses, Engine};
 use crate::error::Error;
 use crate::net::Endpoint;
 use crate::plan::PlanLimits;
+use crate::rdma::{Adapters, Rdma};
 use crate::registry::Registry;
 use crate::session;
 use crate::time::YEAR;
-use crate::transports::Transports;
+use crate::transports::{Transport, Transports};
+
+/// How many lanes to one peer are opened for the sake of ports, so that peers take them.
+const MOST_LANES_FOR_PORTS: usize = 32;
 
 /// How long the end of the control thread may take.
 const RUNTIME_END: Duration = Duration::from_millis(200);
@@ -40,6 +44,7 @@ pub struct EngineBuilder {
     lane_advertise: Option<String>,
     transports: Option<Transports>,
     run_directory: Option<PathBuf>,
+    rdma: Rdma,
     io_threads: usize,
     spin: Duration,
     connect_timeout: Duration,
@@ -66,6 +71,7 @@ impl EngineBuilder {
             lane_advertise: None,
             transports: None,
             run_directory: None,
+            rdma: Rdma::default(),
             io_threads: (cores / 4).clamp(1, 4),
             spin: Duration::from_micros(50),
             connect_timeout: Duration::from_secs(3),
@@ -109,7 +115,7 @@ impl EngineBuilder {
     }
 
     /// What may carry transfers, in both directions. Default: what the environment variable
-    /// `KVFERRY_TRANSPORT` says (`auto`, `tcp` or `local`), or [`Transports::Auto`].
+    /// `KVFERRY_TRANSPORT` says (`auto`, `tcp`, `local` or `rdma`), or [`Transports::Auto`].
     #[must_use]
     pub fn transports(mut self, transports: Transports) -> Self {
         self.transports = Some(transports);
@@ -123,6 +129,13 @@ impl EngineBuilder {
     #[must_use]
     pub fn run_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.run_directory = Some(path.into());
+        self
+    }
+
+    /// Which RDMA adapters are used, where RDMA is: see [`Rdma`].
+    #[must_use]
+    pub fn rdma(mut self, rdma: Rdma) -> Self {
+        self.rdma = rdma;
         self
     }
 
@@ -354,6 +367,17 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         Ok(door) => (Ok(door.directory), Some(door.entrance)),
         Err(reason) => (Err(reason), None),
     };
+    let mut session = builder.session;
+    let adapters = if transports.permit(Transport::Rdma) {
+        let adapters = Arc::new(Adapters::open(builder.rdma)?);
+        builder.registry.attach(&adapters)?;
+        // A lane is on one pair of ports: fewer lanes would leave some idle.
+        let ports = adapters.port_count().min(MOST_LANES_FOR_PORTS);
+        session.bulk_lanes = session.bulk_lanes.max(ports);
+        Some(adapters)
+    } else {
+        None
+    };
     let bootstrap = match builder.bootstrap {
         Some(bootstrap) => Some(bootstrap.serving().await?),
         None => None,
@@ -365,7 +389,7 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         .collect::<Result<Vec<_>, _>>()
         .map_err(Error::system("starting a lane thread"))?;
     let settings = Settings {
-        session: builder.session,
+        session,
         plan: builder.plan,
         spin: builder.spin,
         connect_timeout: builder.connect_timeout,
@@ -375,8 +399,9 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         lane_address,
     };
     let outreach = Box::new(ControlRuntime(runtime));
+    let registry = builder.registry;
     let core =
-        Core::new(incarnation, builder.registry, settings, outreach, run_directory, reactors);
+        Core::new(incarnation, registry, settings, outreach, run_directory, adapters, reactors);
     let core = Arc::new(core);
     tokio::spawn(server::serve(core.clone(), control, lane_port));
     tokio::spawn(accept::accept_lanes(core.clone(), Entrance::Tcp(lanes)));

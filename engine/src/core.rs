@@ -17,6 +17,7 @@ use crate::net::Endpoint;
 use crate::outreach::Outreach;
 use crate::peer::PeerInner;
 use crate::plan::PlanLimits;
+use crate::rdma::Adapters;
 use crate::registry::Registry;
 use crate::serve::Initiators;
 use crate::session::Settings as SessionSettings;
@@ -52,6 +53,8 @@ pub(crate) struct Core {
     pub(crate) inbox: Inbox,
     /// Where processes of this host meet, or why this one meets none there.
     pub(crate) run_directory: Result<RunDirectory, Arc<str>>,
+    /// The RDMA adapters that are used, until shutdown.
+    adapters: Mutex<Option<Arc<Adapters>>>,
     reactors: Mutex<Vec<Arc<Reactor>>>,
     next_reactor: AtomicUsize,
     next_session: AtomicU64,
@@ -66,6 +69,7 @@ impl Core {
         settings: Settings,
         outreach: Box<dyn Outreach>,
         run_directory: Result<RunDirectory, Arc<str>>,
+        adapters: Option<Arc<Adapters>>,
         reactors: Vec<Arc<Reactor>>,
     ) -> Self {
         Self {
@@ -81,6 +85,7 @@ impl Core {
             outreach,
             run_directory,
             peers: Mutex::default(),
+            adapters: Mutex::new(adapters),
             reactors: Mutex::new(reactors),
             next_reactor: AtomicUsize::new(0),
             next_session: AtomicU64::new(0),
@@ -110,6 +115,11 @@ impl Core {
         let reactors = self.reactors.lock();
         let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
         reactors.get(turn.checked_rem(reactors.len())?).cloned()
+    }
+
+    /// The RDMA adapters, where they are used; `None` after shutdown.
+    pub(crate) fn adapters(&self) -> Option<Arc<Adapters>> {
+        self.adapters.lock().clone()
     }
 
     /// Whether this is the process that the engine was started in, and not a forked child, which
@@ -167,10 +177,12 @@ impl Core {
         self.shut.load(Ordering::Acquire)
     }
 
-    /// Closes every lane and ends the threads that drive them.
+    /// Closes every lane, ends the threads that drive them, and gives back what lanes were made with.
     pub(crate) fn stop_reactors(&self) {
         let reactors = std::mem::take(&mut *self.reactors.lock());
         drop(reactors);
+        let adapters = self.adapters.lock().take();
+        drop(adapters);
     }
 }
 

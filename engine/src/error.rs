@@ -12,6 +12,7 @@ use kvferry_transport::local::RunDirectoryError;
 use kvferry_transport::memory::MemoryError;
 
 use crate::net::Endpoint;
+use crate::rdma::RdmaError;
 
 /// Anything that an engine refuses or fails at.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -278,8 +279,19 @@ pub enum Error {
     /// `local` was demanded, and this process cannot be met on this host.
     #[error("no local transport, and no other is allowed: {0}")]
     RunDirectory(Arc<RunDirectoryError>),
+    /// RDMA was demanded, and cannot be had here, or not for this memory.
+    #[error("no RDMA, and it was demanded: {0}")]
+    Rdma(Arc<RdmaError>),
+    /// RDMA was demanded, and does not work with this peer.
+    #[error("{peer} cannot be reached by RDMA, and no other transport is allowed: {reason}")]
+    NotRdma {
+        /// The peer.
+        peer: Endpoint,
+        /// Why not.
+        reason: Arc<str>,
+    },
     /// No transport has this name.
-    #[error("{value:?} is no transport: KVFERRY_TRANSPORT takes auto, tcp or local")]
+    #[error("{value:?} is no transport: KVFERRY_TRANSPORT takes auto, tcp, local or rdma")]
     UnknownTransport {
         /// What was given.
         value: String,
@@ -401,6 +413,12 @@ impl Error {
 
     pub(crate) fn bind(address: impl fmt::Display, source: io::Error) -> Self {
         Self::Bind { address: address.to_string(), source: Arc::new(source) }
+    }
+}
+
+impl From<RdmaError> for Error {
+    fn from(error: RdmaError) -> Self {
+        Self::Rdma(Arc::new(error))
     }
 }
 

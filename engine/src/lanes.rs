@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use kvferry_proto::LaneId;
-use kvferry_transport::lanes::Lane;
+use kvferry_transport::lanes::{Lane, LaneConfig, LaneHandler, Reactor};
+use kvferry_transport::rdma::fetch::{Fetcher, Registered};
 use parking_lot::Mutex;
 
-use crate::loan::Lending;
+use crate::loan::{Lender, Lending, Loans, Reach};
+use crate::rdma::Link;
 use crate::transports::Transport;
 
 /// Lanes that are open. A lane is added under the lock that removes it, so one that closes at once
@@ -15,16 +19,70 @@ use crate::transports::Transport;
 #[derive(Default)]
 pub(crate) struct Lanes(Mutex<BTreeMap<LaneId, Open>>);
 
-/// A lane, and what is lent on it, where it is one between processes of one host.
+/// What the two ends of a new lane have beside the connection.
+pub(crate) enum Bond {
+    Nothing,
+    /// What processes of one host found out about each other.
+    Host(Reach),
+    /// A queue pair, and the memory that its adapter reaches.
+    Pair(Box<Fetcher>, Arc<Registered>),
+}
+
+/// What the two ends of a lane share beside the connection.
+#[derive(Clone, Debug)]
+pub(crate) enum Tie {
+    Nothing,
+    /// Memory that processes of one host lend each other.
+    Host(Lending),
+    /// A queue pair.
+    Pair(Arc<Link>),
+}
+
+/// A lane, and what its ends share beside it.
 #[derive(Clone)]
 pub(crate) struct Open {
     pub(crate) lane: Lane,
-    pub(crate) lending: Option<Lending>,
+    pub(crate) tie: Tie,
 }
 
-impl Open {
+impl Tie {
+    pub(crate) fn new(lender: Lender, bond: Bond) -> Self {
+        match bond {
+            Bond::Nothing => Self::Nothing,
+            Bond::Host(reach) => Self::Host(Lending::new(lender, reach)),
+            Bond::Pair(fetcher, registered) => Self::Pair(Link::new(lender, *fetcher, registered)),
+        }
+    }
+
     pub(crate) fn transport(&self) -> Transport {
-        if self.lending.is_some() { Transport::Local } else { Transport::Tcp }
+        match self {
+            Self::Nothing => Transport::Tcp,
+            Self::Host(_) => Transport::Local,
+            Self::Pair(_) => Transport::Rdma,
+        }
+    }
+
+    /// What this end lends, where it does.
+    pub(crate) fn loans(&self) -> Option<&Arc<Loans>> {
+        match self {
+            Self::Nothing => None,
+            Self::Host(lending) => Some(&lending.loans),
+            Self::Pair(link) => Some(&link.loans),
+        }
+    }
+
+    /// Whether what is shared does not work any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(self, Self::Pair(link) if link.has_failed())
+    }
+
+    /// The lane is closed: when this returns nothing comes of what was shared any more.
+    pub(crate) fn close(&self) {
+        match self {
+            Self::Nothing => {}
+            Self::Host(lending) => lending.close(),
+            Self::Pair(link) => link.close(),
+        }
     }
 }
 
@@ -38,17 +96,30 @@ impl Lanes {
         self.0.lock().values().map(|open| open.lane.clone()).collect()
     }
 
-    /// Adds what `open` returns.
+    /// Adds a connection as a lane.
     pub(crate) fn add(
         &self,
         id: LaneId,
-        lending: Option<Lending>,
-        open: impl FnOnce() -> io::Result<Lane>,
+        tie: Tie,
+        reactor: &Reactor,
+        stream: OwnedFd,
+        config: LaneConfig,
+        handler: Arc<dyn LaneHandler>,
     ) -> io::Result<()> {
         let mut lanes = self.0.lock();
-        let lane = open()?;
-        lanes.insert(id, Open { lane, lending });
-        Ok(())
+        if let Tie::Pair(link) = &tie {
+            link.attend(reactor)?;
+        }
+        match reactor.add(stream, config, handler) {
+            Ok(lane) => {
+                lanes.insert(id, Open { lane, tie });
+                Ok(())
+            }
+            Err(error) => {
+                tie.close();
+                Err(error)
+            }
+        }
     }
 
     pub(crate) fn remove(&self, id: LaneId) {

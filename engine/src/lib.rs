@@ -32,7 +32,8 @@
 //! | `inbox` | notifications that wait for the program, each peer with a fair share of the room | none |
 //! | `passage` | the fence: how permission to touch memory is withdrawn for certain | none |
 //! | `peer` | the driver of one session | lanes |
-//! | `loan` | memory that two engines of one host lend each other, lane by lane | lanes |
+//! | `loan` | memory that two engines lend each other, lane by lane | lanes |
+//! | `rdma` | lanes with a queue pair: adapters, keys, slices that are read by the adapter, their fence | adapters |
 //! | `outreach` | what a session asks for that takes its time: handshakes, lanes, alarms | none |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`bootstrap`] | where workers of a prefill deployment register and are found; [`bootstrap::table`] is its state machine | sockets |
@@ -72,6 +73,7 @@ mod outreach;
 mod passage;
 mod peer;
 pub mod plan;
+mod rdma;
 mod registry;
 mod remote;
 mod request;
@@ -98,6 +100,7 @@ pub use error::{Error, Remote, TransferError};
 pub use inbox::Notification;
 pub use net::{Endpoint, IntoEndpoint};
 pub use peer::{Peer, PeerStatus};
+pub use rdma::{Rdma, RdmaError};
 pub use registry::{
     BlockList, Grant, Layout, LayoutView, Region, Registry, Released, Span, crc32c,
 };

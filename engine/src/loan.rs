@@ -1,17 +1,19 @@
-//! Memory that two engines of one host lend each other, lane by lane: what went out, and what came.
+//! Memory that two engines lend each other, lane by lane: what went out, and what came. Between
+//! processes of one host it is lent by descriptor or address, on lanes with a queue pair by key.
 //!
 //! A region is lent when the first slice that it is needed for goes out on a lane, before it and on
 //! the same lane, so whoever reads the slice has the region. It is recalled when it is unregistered.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use kvferry_proto::RegionId;
-use kvferry_proto::frame::{Loan, Reply, Request};
+use kvferry_proto::frame::{KeyLoan, Loan, Reply, Request};
 use kvferry_transport::lanes::Lane;
 use kvferry_transport::local::{Beacon, Obstacle, PeerMemory, PeerProcess};
 use kvferry_transport::memory::MemoryError;
+use kvferry_transport::rdma::fetch::Registered;
 use parking_lot::Mutex;
 
 use crate::registry::{Borrower, Lent, RegionInner};
@@ -86,17 +88,29 @@ struct Out {
 /// What this end has lent on one lane.
 pub(crate) struct Loans {
     lender: Lender,
-    /// Whether the other end can read this process's memory where it lies.
-    is_in_reach: bool,
+    means: Means,
     /// A forked child has the lane too, and what it drops is its own affair.
     process: u32,
     out: Mutex<Out>,
 }
 
+/// How the other end reads what it was lent.
+enum Means {
+    /// By mapping it, or where it lies, if that process can read this one's memory.
+    Process { is_in_reach: bool },
+    /// By keys of this adapter's.
+    Adapter(Arc<Registered>),
+}
+
 impl Loans {
-    fn new(lender: Lender, is_in_reach: bool) -> Arc<Self> {
+    fn new(lender: Lender, means: Means) -> Arc<Self> {
         let (process, out) = (std::process::id(), Mutex::default());
-        Arc::new(Self { lender, is_in_reach, process, out })
+        Arc::new(Self { lender, means, process, out })
+    }
+
+    /// What is lent by keys of an adapter's.
+    pub(crate) fn by_key(lender: Lender, registered: Arc<Registered>) -> Arc<Self> {
+        Self::new(lender, Means::Adapter(registered))
     }
 
     /// Whether the other end can read all of these regions, and is the better for it, in spans of
@@ -110,8 +124,12 @@ impl Loans {
     ) -> bool {
         let mut out = self.out.lock();
         regions.into_iter().all(|region| {
-            let is_worth_it =
-                !region.is_foreign() || self.is_in_reach && span_bytes >= LEAST_IN_PLACE_BYTES;
+            let is_worth_it = match &self.means {
+                Means::Process { is_in_reach } => {
+                    !region.is_foreign() || *is_in_reach && span_bytes >= LEAST_IN_PLACE_BYTES
+                }
+                Means::Adapter(_) => true,
+            };
             is_worth_it && self.lend(&mut out, lane, region)
         })
     }
@@ -124,7 +142,27 @@ impl Loans {
             return false;
         }
         let borrower: Arc<dyn Borrower> = self.clone();
-        let Some(lent) = region.lend(Arc::downgrade(&borrower)) else { return false };
+        let borrower = Arc::downgrade(&borrower);
+        let is_lent = match &self.means {
+            Means::Process { .. } => self.lend_to_process(lane, region, borrower),
+            Means::Adapter(registered) => self.lend_keys(lane, region, registered, borrower),
+        };
+        if is_lent {
+            out.lane.get_or_insert_with(|| lane.clone());
+            out.lent.insert(region.id);
+        }
+        is_lent
+    }
+
+    /// Queued under the lock that a recall takes, which so comes behind it; not sent under it, because
+    /// whoever sends carries out what others have queued.
+    fn lend_to_process(
+        &self,
+        lane: &Lane,
+        region: &RegionInner,
+        borrower: Weak<dyn Borrower>,
+    ) -> bool {
+        let Some(lent) = region.lend(borrower) else { return false };
         let (base, descriptor) = match lent {
             Lent::Descriptor(descriptor) => (None, Some(descriptor)),
             Lent::InPlace { base } => (Some(base), None),
@@ -135,18 +173,44 @@ impl Loans {
             Lender::Initiator => Request::encode_lend(&mut frame, loan),
             Lender::Owner => Reply::Lent(loan).encode_plain(&mut frame),
         }
-        // Queued under the lock that a recall takes, which so comes behind it; not sent under it,
-        // because whoever sends carries out what others have queued.
         match descriptor {
             Some(descriptor) => lane.send_later_with(&frame, descriptor),
             None => lane.send_later(&frame),
         }
-        out.lane.get_or_insert_with(|| lane.clone());
-        out.lent.insert(region.id);
         true
     }
 
-    fn close(&self) {
+    /// As above, part by part. A region that is not registered with the adapter is not lent.
+    fn lend_keys(
+        &self,
+        lane: &Lane,
+        region: &RegionInner,
+        registered: &Registered,
+        borrower: Weak<dyn Borrower>,
+    ) -> bool {
+        let parts = registered.parts(region.base(), region.length());
+        if parts.is_empty() || !region.tell(borrower) {
+            return false;
+        }
+        let mut frames = Vec::new();
+        for part in parts {
+            let loan = KeyLoan {
+                region: region.id,
+                offset: part.offset,
+                bytes: part.bytes,
+                address: part.remote.address,
+                key: part.remote.key,
+            };
+            match self.lender {
+                Lender::Initiator => Request::encode_lend_key(&mut frames, loan),
+                Lender::Owner => Reply::LentKey(loan).encode_plain(&mut frames),
+            }
+        }
+        lane.send_later(&frames);
+        true
+    }
+
+    pub(crate) fn close(&self) {
         let mut out = self.out.lock();
         out.closed = true;
         out.lent.clear();
@@ -286,7 +350,7 @@ pub(crate) struct Lending {
 
 impl Lending {
     pub(crate) fn new(lender: Lender, reach: Reach) -> Self {
-        let loans = Loans::new(lender, reach.ours.is_ok());
+        let loans = Loans::new(lender, Means::Process { is_in_reach: reach.ours.is_ok() });
         let borrowings = Borrowings { process: reach.theirs.ok(), borrowed: Mutex::default() };
         Self { loans, borrowings: Arc::new(borrowings), _beacon: reach.beacon.map(Arc::new) }
     }

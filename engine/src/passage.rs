@@ -6,17 +6,37 @@
 //! may have started before the mark was set has returned. Since none of those calls blocks, that is
 //! a matter of microseconds, whatever any peer does.
 //!
+//! What an adapter does to memory goes on after the call that asked for it. Whoever asks for such things
+//! knows what is under way ([`Flight`]), and is asked too: the call was made inside a passage, so what
+//! it began is known once the gates were passed.
+//!
 //! Each thread has a gate of its own, so that to enter costs one uncontended lock, however many
 //! grants a call stands on.
 
 use std::cell::Cell;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
 type Gate = Arc<Mutex<()>>;
 
 static GATES: Mutex<Vec<Gate>> = Mutex::new(Vec::new());
+
+static FLIGHTS: Mutex<Vec<Weak<dyn Flight>>> = Mutex::new(Vec::new());
+
+/// Something that touches memory after the call that began it has returned.
+pub(crate) trait Flight: Send + Sync {
+    /// Returns when nothing is under way whose permission is gone. Takes no longer than tearing down
+    /// what does it.
+    fn settle(&self);
+}
+
+/// Has [`quiesce`] ask a flight too, for as long as it exists.
+pub(crate) fn take_off(flight: &Arc<dyn Flight>) {
+    let mut flights = FLIGHTS.lock();
+    flights.retain(|known| known.strong_count() > 0);
+    flights.push(Arc::downgrade(flight));
+}
 
 /// The process whose threads have the gates. A forked child has none of them but its own, and a
 /// gate that was held at the fork is held for ever there.
@@ -79,6 +99,10 @@ pub(crate) fn quiesce() {
     let gates = GATES.lock().clone();
     for gate in gates {
         drop(gate.lock());
+    }
+    let flights: Vec<_> = FLIGHTS.lock().iter().filter_map(Weak::upgrade).collect();
+    for flight in flights {
+        flight.settle();
     }
 }
 

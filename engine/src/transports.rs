@@ -16,6 +16,9 @@ pub enum Transport {
     Tcp,
     /// Unix sockets between processes of one host, and memory that they lend each other.
     Local,
+    /// Queue pairs of RDMA adapters, by which each end reads the other's memory, beside TCP connections
+    /// for all that is said.
+    Rdma,
 }
 
 impl Transport {
@@ -25,6 +28,7 @@ impl Transport {
         match self {
             Self::Tcp => "tcp",
             Self::Local => "local",
+            Self::Rdma => "rdma",
         }
     }
 }
@@ -39,7 +43,7 @@ impl fmt::Display for Transport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transports {
     /// The best that works with each peer: `local` where it is proven that the peer is on this
-    /// host, `tcp` otherwise.
+    /// host, `tcp` otherwise. `rdma` is used where it is demanded only.
     #[default]
     Auto,
     /// This one and no other: a peer with which it does not work cannot be reached.
@@ -51,14 +55,16 @@ impl Transports {
     #[must_use]
     pub fn permit(self, transport: Transport) -> bool {
         match self {
-            Self::Auto => true,
+            Self::Auto => transport != Transport::Rdma,
             Self::Only(only) => only == transport,
         }
     }
 
     /// All that may be used, the best first.
     pub(crate) fn permitted(self) -> impl Iterator<Item = Transport> {
-        [Transport::Local, Transport::Tcp].into_iter().filter(move |one| self.permit(*one))
+        [Transport::Local, Transport::Rdma, Transport::Tcp]
+            .into_iter()
+            .filter(move |one| self.permit(*one))
     }
 
     /// What the environment says; `Auto` where it says nothing.
@@ -81,6 +87,7 @@ impl FromStr for Transports {
             "auto" => Ok(Self::Auto),
             "tcp" => Ok(Self::Only(Transport::Tcp)),
             "local" => Ok(Self::Only(Transport::Local)),
+            "rdma" => Ok(Self::Only(Transport::Rdma)),
             value => Err(Error::UnknownTransport { value: value.into() }),
         }
     }
@@ -96,7 +103,9 @@ mod tests {
         assert!(only("tcp").permit(Transport::Tcp) && !only("tcp").permit(Transport::Local));
         assert!(only("local").permit(Transport::Local) && !only("local").permit(Transport::Tcp));
         assert_eq!(only("auto").permitted().count(), 2);
+        let demanded: Vec<_> = only("rdma").permitted().collect();
+        assert_eq!(demanded, [Transport::Rdma]);
         let error = "Local".parse::<Transports>().unwrap_err();
-        assert!(error.to_string().contains("auto, tcp or local"), "{error}");
+        assert!(error.to_string().contains("auto, tcp, local or rdma"), "{error}");
     }
 }

@@ -198,6 +198,7 @@ fn a_lane_hello_and_its_welcome_come_back_as_they_were_written() {
         session: 8,
         lane: LaneId(7),
         ping_ms: 9,
+        with_pair: false,
     };
     assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
     let welcome = Welcome { target: Incarnation(6), refusal: None };

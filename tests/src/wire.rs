@@ -171,6 +171,7 @@ impl RawLane {
             session: 0,
             lane: LaneId(lane),
             ping_ms: 2000,
+            with_pair: false,
         };
         self.send(&hello.encode());
         let mut welcome = [0; Welcome::BYTES];

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvferry_proto::frame::{Hello, Refusal, Welcome};
+use kvferry_proto::frame::{Hello, PairAddress, Refusal, Welcome};
 use kvferry_proto::message::VERSION_MAJOR;
 use kvferry_transport::local::Doorway;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -16,8 +16,10 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::local;
+use super::pair;
 use crate::core::Core;
-use crate::loan::{Lender, Lending, Reach};
+use crate::lanes::{Bond, Tie};
+use crate::loan::Lender;
 use crate::serve::{Initiator, RequestHandler};
 use crate::transports::Transport;
 
@@ -98,35 +100,60 @@ impl fmt::Display for Arrival {
 async fn greet(core: &Arc<Core>, arrival: Arrival) -> io::Result<()> {
     match arrival {
         Arrival::Tcp(mut stream, _) => {
-            let (hello, admitted, sent) = exchange(core, &mut stream, Transport::Tcp).await?;
+            let (hello, admitted, bond, sent) = exchange(core, &mut stream, true).await?;
             let stream = sent.and_then(|()| {
                 stream.set_nodelay(true)?;
                 Ok(stream.into_std()?.into())
             });
-            admitted.take_up(core, &hello, stream, None)
+            admitted.take_up(core, &hello, stream, bond)
         }
         Arrival::Local(mut stream) => {
             let reach = local::prove(&mut stream).await?;
-            let (hello, admitted, sent) = exchange(core, &mut stream, Transport::Local).await?;
+            let (hello, admitted, _, sent) = exchange(core, &mut stream, false).await?;
             let stream = sent.and_then(|()| Ok(stream.into_std()?.into()));
-            admitted.take_up(core, &hello, stream, Some(reach))
+            admitted.take_up(core, &hello, stream, Bond::Host(reach))
         }
     }
 }
 
-/// Hears the hello of a lane, and answers it. Whether the answer could be sent is for whoever takes
-/// the lane up.
+/// Hears the hello of a lane, over TCP or a Unix socket, and answers it, with a queue pair where one
+/// belongs to it. Whether the answer could be sent is for whoever takes the lane up.
 async fn exchange(
     core: &Core,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    transport: Transport,
-) -> io::Result<(Hello, Admitted, io::Result<()>)> {
+    over_tcp: bool,
+) -> io::Result<(Hello, Admitted, Bond, io::Result<()>)> {
     let mut hello = [0; Hello::BYTES];
     stream.read_exact(&mut hello).await?;
     let hello = Hello::decode(&hello).map_err(io::Error::other)?;
-    let admitted = admit(core, &hello, transport);
-    let sent = stream.write_all(&admitted.welcome(core).encode()).await;
-    Ok((hello, admitted, sent))
+    let theirs = if hello.with_pair {
+        let mut theirs = [0; PairAddress::BYTES];
+        stream.read_exact(&mut theirs).await?;
+        Some(PairAddress::decode(&theirs).map_err(io::Error::other)?)
+    } else {
+        None
+    };
+    let transport = match (over_tcp, theirs) {
+        (true, None) => Transport::Tcp,
+        (true, Some(_)) => Transport::Rdma,
+        (false, None) => Transport::Local,
+        (false, Some(_)) => {
+            return Err(io::Error::other("a queue pair between processes of one host"));
+        }
+    };
+    let mut admitted = admit(core, &hello, transport);
+    let mut bond = Bond::Nothing;
+    let mut ours = None;
+    if let (true, Some(theirs)) = (admitted.initiator.is_ok(), theirs) {
+        match pair::answer(core, &theirs) {
+            Ok((address, pair)) => (ours, bond) = (Some(address), pair),
+            Err(refusal) => admitted.refuse(&hello, refusal),
+        }
+    }
+    let mut answer = admitted.welcome(core).encode().to_vec();
+    answer.extend(ours.iter().flat_map(PairAddress::encode));
+    let sent = stream.write_all(&answer).await;
+    Ok((hello, admitted, bond, sent))
 }
 
 /// Whether a lane may be opened, and by whom.
@@ -140,23 +167,30 @@ impl Admitted {
         Welcome { target: core.incarnation, refusal: self.initiator.as_ref().err().copied() }
     }
 
-    /// Takes the connection up as a lane, if it was admitted and its welcome is on its way. One
-    /// between processes of one host comes with what they found out about each other.
+    /// It may not be opened after all.
+    fn refuse(&mut self, hello: &Hello, refusal: Refusal) {
+        if let Ok(initiator) = &self.initiator {
+            initiator.remove_lane(hello.lane);
+        }
+        self.initiator = Err(refusal);
+    }
+
+    /// Takes the connection up as a lane, if it was admitted and its welcome is on its way.
     pub(crate) fn take_up(
         self,
         core: &Arc<Core>,
         hello: &Hello,
         stream: io::Result<OwnedFd>,
-        reach: Option<Reach>,
+        bond: Bond,
     ) -> io::Result<()> {
         let initiator = self.initiator.map_err(io::Error::other)?;
         let opened = stream.and_then(|stream| {
             let reactor = core.reactor().ok_or_else(|| io::Error::other(Refusal::ShuttingDown))?;
-            let lending = reach.map(|reach| Lending::new(Lender::Owner, reach));
+            let tie = Tie::new(Lender::Owner, bond);
             let handler =
-                RequestHandler::new(core.clone(), initiator.clone(), hello.lane, lending.clone());
-            let add = || reactor.add(stream, Core::accepted_lane(), Arc::new(handler));
-            initiator.lanes.add(hello.lane, lending, add)
+                RequestHandler::new(core.clone(), initiator.clone(), hello.lane, tie.clone());
+            let (config, handler) = (Core::accepted_lane(), Arc::new(handler));
+            initiator.lanes.add(hello.lane, tie, &reactor, stream, config, handler)
         });
         if opened.is_err() {
             initiator.remove_lane(hello.lane);

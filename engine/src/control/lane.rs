@@ -14,10 +14,12 @@ use tokio::time::timeout;
 use super::client::dial;
 use super::local;
 use super::offer::{Offer, Way};
+use super::pair;
 use crate::core::Core;
 use crate::error::Error;
-use crate::loan::{Lender, Lending, Reach};
-use crate::peer::{PeerInner, ReplyHandler};
+use crate::lanes::{Bond, Tie};
+use crate::loan::Lender;
+use crate::peer::{OnGone, PeerInner, ReplyHandler};
 
 /// Opens a lane, and tells the session how that went.
 pub(super) async fn open(peer: Weak<PeerInner>, lane: LaneId) {
@@ -52,22 +54,26 @@ pub(crate) fn report(peer: &Arc<PeerInner>, lane: LaneId, opened: Result<(), Err
 async fn try_open(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error> {
     let (offer, hello) = hello(peer, lane)?;
     let unreachable = |error: &dyn Display| offer.unreachable(peer, error);
-    let (welcome, stream, reach) = match &offer.way {
+    let (welcome, stream, bond) = match &offer.way {
+        Way::Rdma { lanes, pairs } => {
+            return pair::open(peer, lane, &offer, lanes, pairs, hello).await;
+        }
         Way::Tcp(endpoint) => {
             let mut stream = dial(endpoint, peer.core().settings.connect_timeout).await?;
             let welcome = exchange(&hello, &mut stream).await.map_err(|e| unreachable(&e))?;
             stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
-            (welcome, stream.into_std().map_err(|error| unreachable(&error))?.into(), None)
+            let stream = stream.into_std().map_err(|error| unreachable(&error))?;
+            (welcome, stream.into(), Bond::Nothing)
         }
         Way::Local(path) => {
             let met = local::meet(path).await;
             let (mut stream, reach) = met.map_err(|error| unreachable(&error))?;
             let welcome = exchange(&hello, &mut stream).await.map_err(|e| unreachable(&e))?;
             let stream = stream.into_std().map_err(|error| unreachable(&error))?;
-            (welcome, stream.into(), Some(reach))
+            (welcome, stream.into(), Bond::Host(reach))
         }
     };
-    take_up(peer, lane, &offer, &welcome, stream, reach)
+    take_up(peer, lane, &offer, &welcome, stream, bond)
 }
 
 /// Says hello, and hears the answer.
@@ -82,9 +88,11 @@ async fn exchange(
 }
 
 impl Offer {
-    fn unreachable(&self, peer: &PeerInner, error: &dyn Display) -> Error {
+    pub(super) fn unreachable(&self, peer: &PeerInner, error: &dyn Display) -> Error {
         match &self.way {
-            Way::Tcp(endpoint) => Error::unreachable(endpoint, error),
+            Way::Tcp(endpoint) | Way::Rdma { lanes: endpoint, .. } => {
+                Error::unreachable(endpoint, error)
+            }
             Way::Local(path) => {
                 Error::unreachable(peer.endpoint(), format_args!("{}: {error}", path.display()))
             }
@@ -105,29 +113,47 @@ pub(crate) fn hello(peer: &PeerInner, lane: LaneId) -> Result<(Offer, Hello), Er
         session: peer.number(),
         lane,
         ping_ms: u32::try_from(ping.as_millis()).unwrap_or(u32::MAX),
+        with_pair: matches!(offer.way, Way::Rdma { .. }),
     };
     Ok((offer, hello))
 }
 
-/// Takes a connection up as a lane, if its other end welcomes it. One between processes of one host
-/// comes with what they found out about each other.
+/// Takes a connection up as a lane, if its other end welcomes it.
 pub(crate) fn take_up(
     peer: &Arc<PeerInner>,
     lane: LaneId,
     offer: &Offer,
     welcome: &[u8; Welcome::BYTES],
     stream: OwnedFd,
-    reach: Option<Reach>,
+    bond: Bond,
 ) -> Result<(), Error> {
+    is_welcome(peer, welcome)?;
+    add(peer, lane, offer, stream, bond, None)
+}
+
+/// Whether the other end welcomes a lane.
+pub(super) fn is_welcome(peer: &PeerInner, welcome: &[u8; Welcome::BYTES]) -> Result<(), Error> {
     let welcome = Welcome::decode(welcome)
         .map_err(|error| Error::Protocol { peer: peer.endpoint().clone(), error })?;
-    if let Some(refusal) = welcome.refusal {
-        return Err(Error::LaneRefused { peer: peer.endpoint().clone(), refusal });
+    match welcome.refusal {
+        Some(refusal) => Err(Error::LaneRefused { peer: peer.endpoint().clone(), refusal }),
+        None => Ok(()),
     }
+}
+
+/// Takes a connection up as a lane, which was welcomed.
+pub(super) fn add(
+    peer: &Arc<PeerInner>,
+    lane: LaneId,
+    offer: &Offer,
+    stream: OwnedFd,
+    bond: Bond,
+    on_gone: Option<OnGone>,
+) -> Result<(), Error> {
     let reactor = peer.core().reactor().ok_or(Error::Shutdown)?;
-    let lending = reach.map(|reach| Lending::new(Lender::Initiator, reach));
-    let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane, lending.clone()));
+    let tie = Tie::new(Lender::Initiator, bond);
+    let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane, tie.clone(), on_gone));
     peer.lanes()
-        .add(lane, lending, || reactor.add(stream, Core::opened_lane(), handler))
+        .add(lane, tie, &reactor, stream, Core::opened_lane(), handler)
         .map_err(|error| offer.unreachable(peer, &error))
 }

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use super::accept::Entrance;
 use super::offer::{Offer, Offers};
+use super::pair;
 use crate::core::Core;
 use crate::error::Error;
 use crate::loan::Reach;
@@ -27,13 +28,16 @@ use crate::transports::{Transport, Transports};
 /// enough is left to reach it by TCP.
 const SHARE_OF_HANDSHAKE: u32 = 4;
 
-/// How lanes to a peer are opened: locally where that is allowed and both are on one host.
+/// How lanes to a peer are opened: with queue pairs where that is demanded, else locally where that is allowed and both are on one host.
 pub(super) async fn choose(
     core: &Core,
     endpoint: &Endpoint,
     offers: Offers,
 ) -> Result<Offer, Error> {
     let transports = core.settings.transports;
+    if transports.permit(Transport::Rdma) {
+        return pair::choose(core, endpoint, offers);
+    }
     if !transports.permit(Transport::Local) {
         return offers.by_tcp(endpoint, None);
     }

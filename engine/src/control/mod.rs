@@ -8,6 +8,7 @@
 //! | `client` | the handshake with a peer, and its table |
 //! | `offer` | what engines tell each other in it |
 //! | `lane` | lanes to a peer |
+//! | `pair` | lanes with a queue pair |
 //! | `local` | whether a peer is on this host, and how both make sure |
 
 pub(crate) mod accept;
@@ -16,4 +17,5 @@ pub(crate) mod client;
 pub(crate) mod lane;
 pub(crate) mod local;
 pub(crate) mod offer;
+mod pair;
 pub(crate) mod server;

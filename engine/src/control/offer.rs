@@ -8,9 +8,11 @@ use kvferry_proto::frame::limits;
 use kvferry_proto::message::{self, VERSION_MAJOR, VERSION_MINOR};
 use kvferry_proto::rpc::{self, offer};
 
+use super::pair;
 use crate::core::Core;
 use crate::error::Error;
 use crate::net::Endpoint;
+use crate::rdma::PairChoice;
 use crate::transports::Transport;
 
 /// A peer that takes less at once makes us cut transfers into more pieces than is reasonable.
@@ -33,6 +35,11 @@ pub(crate) struct Offer {
 pub(crate) enum Way {
     Tcp(Endpoint),
     Local(PathBuf),
+    /// As by TCP, with a queue pair on one of these pairs of ports.
+    Rdma {
+        lanes: Endpoint,
+        pairs: Arc<PairChoice>,
+    },
 }
 
 impl Offer {
@@ -40,6 +47,7 @@ impl Offer {
         match self.way {
             Way::Tcp(_) => Transport::Tcp,
             Way::Local(_) => Transport::Local,
+            Way::Rdma { .. } => Transport::Rdma,
         }
     }
 }
@@ -64,14 +72,21 @@ pub(crate) fn hello_reply(core: &Core, lane_port: u16) -> rpc::HelloReply {
     let local =
         core.run_directory.is_ok().then_some(rpc::LocalOffer { max_slice_bytes, max_lanes });
     let lanes = core.settings.lane_address.as_ref();
-    let tcp = core.settings.transports.permit(Transport::Tcp).then(|| rpc::TcpOffer {
+    let by_tcp = rpc::TcpOffer {
         host: lanes.map_or(String::new(), |lanes| lanes.host().into()),
         port: lanes.map_or(lane_port, Endpoint::port).into(),
         max_slice_bytes,
         max_lanes,
+    };
+    let adapters = core.adapters();
+    let rdma = adapters.map(|adapters| rpc::RdmaOffer {
+        lanes: Some(by_tcp.clone()),
+        ports: pair::ports(&adapters),
     });
-    let local = local.map(offer::Transport::Local);
-    let offers = local.into_iter().chain(tcp.map(offer::Transport::Tcp));
+    let tcp = core.settings.transports.permit(Transport::Tcp).then_some(by_tcp);
+    let local = local.map(offer::Transport::Local).into_iter();
+    let rdma = rdma.map(offer::Transport::Rdma);
+    let offers = local.chain(rdma).chain(tcp.map(offer::Transport::Tcp));
     rpc::HelloReply {
         version: Some(version()),
         incarnation: core.incarnation.0,
@@ -86,6 +101,14 @@ pub(crate) struct Offers {
     tcp: Option<Offer>,
     /// The most bytes of a slice.
     local: Option<u32>,
+    rdma: Option<RdmaOffer>,
+}
+
+#[derive(Debug)]
+struct RdmaOffer {
+    lanes: Endpoint,
+    max_slice_bytes: u32,
+    ports: Vec<rpc::RdmaPort>,
 }
 
 impl Offers {
@@ -103,15 +126,18 @@ impl Offers {
             let why = format_args!("it takes slices of {bytes} bytes at most");
             if bytes < LEAST_SLICE_BYTES { Err(unreachable(&why)) } else { Ok(bytes) }
         };
-        let mut offers = Self { incarnation, tcp: None, local: None };
+        let lanes_of = |tcp: &rpc::TcpOffer| {
+            let host = if tcp.host.is_empty() { endpoint.host() } else { &tcp.host };
+            let port = u16::try_from(tcp.port);
+            let port = port.map_err(|_| unreachable(&"its lane port is no port"))?;
+            Ok::<_, Error>(Endpoint::new(host, port))
+        };
+        let mut offers = Self { incarnation, tcp: None, local: None, rdma: None };
         for offer in reply.offers {
             match offer.transport {
                 Some(offer::Transport::Tcp(tcp)) => {
-                    let host = if tcp.host.is_empty() { endpoint.host() } else { &tcp.host };
-                    let port = u16::try_from(tcp.port)
-                        .map_err(|_| unreachable(&"its lane port is no port"))?;
                     offers.tcp = Some(Offer {
-                        way: Way::Tcp(Endpoint::new(host, port)),
+                        way: Way::Tcp(lanes_of(&tcp)?),
                         incarnation,
                         max_slice_bytes: slices(tcp.max_slice_bytes)?,
                         not_local: None,
@@ -120,6 +146,14 @@ impl Offers {
                 }
                 Some(offer::Transport::Local(local)) => {
                     offers.local = Some(slices(local.max_slice_bytes)?);
+                }
+                Some(offer::Transport::Rdma(rdma)) => {
+                    let tcp = rdma.lanes.ok_or_else(|| unreachable(&"it says not where"))?;
+                    offers.rdma = Some(RdmaOffer {
+                        lanes: lanes_of(&tcp)?,
+                        max_slice_bytes: slices(tcp.max_slice_bytes)?,
+                        ports: rdma.ports,
+                    });
                 }
                 // Of a transport that this version does not know.
                 None => {}
@@ -137,6 +171,23 @@ impl Offers {
         let no_tcp = || Error::NoTransport { peer: endpoint.clone(), wanted: "tcp" };
         let offer = self.tcp.ok_or_else(no_tcp)?;
         Ok(Offer { not_local, ..offer })
+    }
+
+    /// The ports that the peer offers, where it offers RDMA.
+    pub(super) fn rdma_ports(&self) -> Option<&[rpc::RdmaPort]> {
+        self.rdma.as_ref().map(|rdma| &*rdma.ports)
+    }
+
+    /// Lanes with queue pairs on these pairs of ports.
+    pub(super) fn by_rdma(
+        self,
+        endpoint: &Endpoint,
+        pairs: Arc<PairChoice>,
+    ) -> Result<Offer, Error> {
+        let no_rdma = || Error::NoTransport { peer: endpoint.clone(), wanted: "rdma" };
+        let RdmaOffer { lanes, max_slice_bytes, .. } = self.rdma.ok_or_else(no_rdma)?;
+        let (way, incarnation) = (Way::Rdma { lanes, pairs }, self.incarnation);
+        Ok(Offer { way, incarnation, max_slice_bytes, not_local: None, not_in_place: None })
     }
 
     /// Lanes over the Unix socket at `path`, where the peer offers that.

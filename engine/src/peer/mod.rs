@@ -1,8 +1,10 @@
 //! A remote engine as seen from here: the handle, and the driver that carries out what the
 //! [session](crate::session) decides.
 
+mod alarm;
 #[cfg(feature = "simulation")]
 mod by_hand;
+mod fetched;
 mod frames;
 mod handle;
 mod lent;
@@ -25,7 +27,7 @@ use crate::control::client::Shaken;
 use crate::control::offer::Offer;
 use crate::core::Core;
 use crate::error::Error;
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, Open, Tie};
 use crate::net::Endpoint;
 use crate::outreach;
 use crate::plan::PlanLimits;
@@ -37,10 +39,11 @@ use crate::transfer::cargo::{Cargo, Driver, Post};
 use crate::transfer::{Op, Spec};
 use crate::transports::Transport;
 
+use alarm::Alarm;
 use frames::SliceFrame;
 
 pub use handle::{Peer, PeerStatus};
-pub(crate) use replies::ReplyHandler;
+pub(crate) use replies::{OnGone, ReplyHandler};
 
 /// What those who connect are told.
 type Answer = Result<(), Error>;
@@ -95,7 +98,7 @@ impl PeerInner {
 
     /// Calls the session when its time has come, for as long as the peer is held.
     pub(crate) fn keep_time(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
-        keep_time(Arc::downgrade(self), self.alarm.clone())
+        alarm::keep_time(Arc::downgrade(self), self.alarm.clone())
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -295,23 +298,28 @@ impl PeerInner {
     /// Whether the peer can read what a slice is of, or may lend it, instead of a payload. Regions
     /// that it has not been lent yet on this lane are, before the slice.
     fn lend(&self, lane: LaneId, cargo: &Cargo, slice: u32) -> bool {
-        let Some(open) = self.lanes.get(lane) else { return false };
-        cargo.carried_by(open.transport());
-        let Some(lending) = open.lending.filter(|_| cargo.terms().by_reference) else {
-            return false;
-        };
-        match cargo.terms().op {
-            Op::Read => true,
-            Op::Write => {
-                let slice = cargo.plan().slices().get(slice as usize);
-                let span_bytes = slice.map_or(0, |slice| slice.bytes / slice.spans.max(1));
-                let lent = lending.loans.lend_all(&open.lane, cargo.regions(), span_bytes);
-                if lent {
-                    cargo.referred_to();
-                }
-                lent
-            }
+        let Some(Open { lane, tie }) = self.lanes.get(lane) else { return false };
+        let is_pair = matches!(tie, Tie::Pair(_));
+        if !is_pair {
+            cargo.carried_by(tie.transport());
         }
+        let loans = tie.loans().filter(|_| cargo.terms().by_reference);
+        if let (Op::Read, Some(_)) = (cargo.terms().op, loans) {
+            // Of a lane with a queue pair the answer says what carries it.
+            return true;
+        }
+        let is_lent = loans.is_some_and(|loans| {
+            let slice = cargo.plan().slices().get(slice as usize);
+            let span_bytes = slice.map_or(0, |slice| slice.bytes / slice.spans.max(1));
+            loans.lend_all(&lane, cargo.regions(), span_bytes)
+        });
+        if is_lent {
+            cargo.referred_to();
+        }
+        if is_pair {
+            cargo.carried_by(if is_lent { Transport::Rdma } else { Transport::Tcp });
+        }
+        is_lent
     }
 
     /// A lane that is gone takes nothing: its slices are queued again when that is reported.
@@ -325,7 +333,7 @@ impl PeerInner {
     fn send(&self, lane: LaneId, frame: &[u8]) -> Option<Transport> {
         let open = self.lanes.get(lane)?;
         open.lane.send(frame);
-        Some(open.transport())
+        Some(open.tie.transport())
     }
 
     fn replace_control(&self, connection: Option<outreach::Connection>) {
@@ -462,35 +470,10 @@ impl fmt::Debug for PeerInner {
     }
 }
 
-/// When the timer task of a peer wakes next, and how to wake it earlier.
-#[derive(Default)]
-struct Alarm {
-    armed: Mutex<Option<Instant>>,
-    rearm: Notify,
-}
-
 impl Drop for PeerInner {
     fn drop(&mut self) {
         self.replace_control(None);
         // The timer task finds that there is nobody left.
         self.alarm.rearm.notify_one();
-    }
-}
-
-/// Calls the session when its time has come, for as long as the peer is held.
-async fn keep_time(peer: Weak<PeerInner>, alarm: Arc<Alarm>) {
-    while peer.strong_count() > 0 {
-        let armed = *alarm.armed.lock();
-        let rearmed = alarm.rearm.notified();
-        match armed {
-            None => rearmed.await,
-            Some(at) => {
-                if tokio::time::timeout_at(at.into(), rearmed).await.is_err() {
-                    let Some(peer) = peer.upgrade() else { return };
-                    *alarm.armed.lock() = None;
-                    peer.event(|session, now| session.on_timeout(now));
-                }
-            }
-        }
     }
 }

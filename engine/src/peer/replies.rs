@@ -3,43 +3,77 @@
 use std::sync::{Arc, Weak};
 
 use kvferry_proto::frame::{Prefix, Reply, Status};
-use kvferry_proto::{LaneId, TransferId};
+use kvferry_proto::{LaneId, RegionId, TransferId};
 use kvferry_transport::lanes::{
     CloseReason, Incoming, Landed, Landing, Lane, LaneHandler, Store, Storer,
 };
 use kvferry_transport::memory::SpanList;
 
 use super::PeerInner;
+use super::fetched;
 use super::lent::{LentRead, SliceOf};
 use crate::error::Error;
-use crate::loan::{Borrowings, Lending, NOT_LENT_HERE};
+use crate::lanes::Tie;
+use crate::loan::{Borrowings, NOT_LENT_HERE};
 use crate::passage;
 use crate::transfer::cargo::{Cargo, Permit};
+use crate::transports::Transport;
 
 /// Handles one lane's replies. It does not keep the peer alive.
 pub(crate) struct ReplyHandler {
     peer: Weak<PeerInner>,
     lane: LaneId,
-    /// Where the other end is a process of this host.
-    lending: Option<Lending>,
+    tie: Tie,
+    /// Told when the lane is gone, and whether that was this end's wish.
+    on_gone: Option<OnGone>,
 }
 
+/// What is to be done when a lane is gone; it is told whether the lane has failed.
+pub(crate) type OnGone = Box<dyn Fn(bool) + Send + Sync>;
+
 impl ReplyHandler {
-    pub(crate) fn new(peer: Weak<PeerInner>, lane: LaneId, lending: Option<Lending>) -> Self {
-        Self { peer, lane, lending }
+    pub(crate) fn new(
+        peer: Weak<PeerInner>,
+        lane: LaneId,
+        tie: Tie,
+        on_gone: Option<OnGone>,
+    ) -> Self {
+        Self { peer, lane, tie, on_gone }
     }
 
     /// What the other end has lent, or how it breaks the protocol by lending.
     fn borrowings(&self) -> Result<&Borrowings, String> {
-        let lending = self.lending.as_ref();
-        lending.map(|lending| &*lending.borrowings).ok_or_else(|| NOT_LENT_HERE.into())
+        match &self.tie {
+            Tie::Host(lending) => Ok(&lending.borrowings),
+            Tie::Nothing | Tie::Pair(_) => Err(NOT_LENT_HERE.into()),
+        }
+    }
+
+    /// The other end wants a region back.
+    fn give_back(&self, region: RegionId) -> Result<(), String> {
+        match &self.tie {
+            Tie::Pair(link) => link.keys.give_back(region),
+            Tie::Nothing | Tie::Host(_) => self.borrowings()?.give_back(region),
+        }
+        Ok(())
     }
 
     /// The source of a read slice is held until it has landed: for this end to copy it, or since what
     /// came before this were its pages.
-    fn lent(&self, peer: &Arc<PeerInner>, transfer: TransferId, slice: u32) -> Incoming {
+    fn lent(
+        &self,
+        peer: &Arc<PeerInner>,
+        lane: &Lane,
+        transfer: TransferId,
+        slice: u32,
+    ) -> Incoming {
         match peer.awaits(self.lane, transfer, slice) {
             Some(cargo) => {
+                if let Tie::Pair(link) = &self.tie {
+                    let peer = self.peer.clone();
+                    let slice = SliceOf { peer, lane: self.lane, transfer, slice };
+                    return fetched::begin(slice, cargo, link, lane);
+                }
                 let borrowings = match self.borrowings() {
                     Ok(borrowings) => borrowings,
                     Err(what) => return Incoming::Violation(what),
@@ -64,10 +98,14 @@ impl ReplyHandler {
         slice: u32,
         crc32c: u32,
     ) -> Incoming {
+        let cargo = peer.awaits(self.lane, transfer, slice);
+        if let (Some(cargo), Tie::Pair(_)) = (&cargo, &self.tie) {
+            cargo.carried_by(Transport::Tcp);
+        }
         let landing = DataLanding {
             peer: self.peer.clone(),
             lane: self.lane,
-            cargo: peer.awaits(self.lane, transfer, slice),
+            cargo,
             transfer,
             slice,
             crc32c: prefix.checksum.then_some(crc32c),
@@ -92,14 +130,21 @@ impl LaneHandler for ReplyHandler {
                 self.data(&peer, &prefix, transfer, slice, crc32c)
             }
             Ok((_, Reply::Held { transfer, slice, status: Status::HeldUntilLanded })) => {
-                self.lent(&peer, transfer, slice)
+                self.lent(&peer, lane, transfer, slice)
             }
             Ok((_, Reply::Lent(loan))) => {
                 let taken = self.borrowings().and_then(|borrowings| borrowings.take(lane, loan));
                 taken.map_or_else(Incoming::Violation, |()| Incoming::Done)
             }
+            Ok((_, Reply::LentKey(loan))) => {
+                let taken = match &self.tie {
+                    Tie::Pair(link) => link.keys.take(loan),
+                    Tie::Nothing | Tie::Host(_) => Err(NOT_LENT_HERE.into()),
+                };
+                taken.map_or_else(Incoming::Violation, |()| Incoming::Done)
+            }
             Ok((_, Reply::Recalled(region))) => {
-                let given_back = self.borrowings().map(|borrowings| borrowings.give_back(region));
+                let given_back = self.give_back(region);
                 given_back.map_or_else(Incoming::Violation, |()| Incoming::Done)
             }
             Ok((_, reply)) => {
@@ -111,8 +156,11 @@ impl LaneHandler for ReplyHandler {
     }
 
     fn on_closed(&self, _lane: &Lane, reason: &CloseReason) {
-        if let Some(lending) = &self.lending {
-            lending.close();
+        let has_failed =
+            self.tie.has_failed() || !matches!(reason, CloseReason::Local | CloseReason::Reset);
+        self.tie.close();
+        if let Some(on_gone) = &self.on_gone {
+            on_gone(has_failed);
         }
         if let Some(peer) = self.peer.upgrade() {
             tracing::debug!(peer = %peer.endpoint, lane = %self.lane, %reason, "lane closed");

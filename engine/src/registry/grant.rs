@@ -12,7 +12,8 @@ use kvferry_proto::{Access, GrantId, Incarnation, RegionId};
 use parking_lot::RwLock;
 
 use super::Registry;
-use super::region::{RegionInner, Span};
+use super::region::RegionInner;
+use super::span::Span;
 use crate::error::Error;
 use crate::passage;
 use crate::time;

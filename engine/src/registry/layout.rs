@@ -6,7 +6,8 @@ use std::sync::Arc;
 use kvferry_proto::message::{LayoutDescription, NAME_BYTES};
 
 use super::Registry;
-use super::region::{RegionInner, Span};
+use super::region::RegionInner;
+use super::span::Span;
 use crate::error::Error;
 
 /// Which bytes of a region are which block: `count` blocks of `block_bytes`, `stride` bytes apart,

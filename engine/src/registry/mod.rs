@@ -3,6 +3,7 @@
 //! | file | what stands there |
 //! |---|---|
 //! | `region` | a registered range: references, who uses it, how it is given back |
+//! | `span` | ranges of it, as transfers and grants name them |
 //! | `layout` | views on a region, and lists of their blocks |
 //! | `grant` | permissions that peers hold |
 //! | `checksum` | CRC-32C of spans |
@@ -12,6 +13,7 @@ mod checksum;
 mod grant;
 mod layout;
 mod region;
+mod span;
 mod table;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +25,7 @@ use kvferry_transport::memory::Memory;
 use parking_lot::{Mutex, RwLock};
 
 use crate::error::Error;
+use crate::rdma::Adapters;
 use grant::GrantTable;
 use table::Table;
 
@@ -31,8 +34,10 @@ pub use grant::Grant;
 pub(crate) use grant::GrantInner;
 pub use layout::{BlockList, Layout, LayoutView};
 pub(crate) use layout::{block_offset, narrow};
-pub(crate) use region::{Borrower, Holder, Lent, RegionInner, RegionUse, part_of_span};
-pub use region::{Region, Released, Span};
+pub(crate) use region::{Borrower, Holder, Lent, RegionInner, RegionUse};
+pub use region::{Region, Released};
+pub use span::Span;
+pub(crate) use span::part_of_span;
 pub(crate) use table::Cursor;
 
 pub(crate) struct RegistryInner {
@@ -45,6 +50,8 @@ pub(crate) struct RegistryInner {
     grants: GrantTable,
     table: Table,
     count: AtomicU64,
+    /// The adapters of engines, with which regions are registered.
+    adapters: Mutex<Vec<Weak<Adapters>>>,
 }
 
 #[derive(Default)]
@@ -77,6 +84,7 @@ impl Registry {
             grants: GrantTable::default(),
             table: Table::default(),
             count: AtomicU64::new(0),
+            adapters: Mutex::default(),
         }))
     }
 
@@ -98,8 +106,34 @@ impl Registry {
     /// The same range again, or one inside a registered region, is a reference to that region.
     ///
     /// # Errors
-    /// [`Error::PartialOverlap`] and [`Error::AccessConflict`] name the region in the way.
+    /// [`Error::PartialOverlap`] and [`Error::AccessConflict`] name the region in the way;
+    /// [`Error::Rdma`] says why an adapter of an engine does not take it.
     pub fn register(&self, memory: Memory, access: Access) -> Result<Region, Error> {
+        let region = self.insert(memory, access)?;
+        let adapters: Vec<_> = self.0.adapters.lock().iter().filter_map(Weak::upgrade).collect();
+        for adapters in adapters {
+            adapters.register(region.inner())?;
+        }
+        Ok(region)
+    }
+
+    /// From now on regions are registered with these adapters: those that there are, and those to
+    /// come.
+    pub(crate) fn attach(&self, adapters: &Arc<Adapters>) -> Result<(), Error> {
+        {
+            let mut known = self.0.adapters.lock();
+            known.retain(|one| one.strong_count() > 0);
+            known.push(Arc::downgrade(adapters));
+        }
+        let regions: Vec<_> =
+            self.0.slots.read().slots.iter().filter_map(|slot| slot.region.clone()).collect();
+        for region in regions {
+            adapters.register(&region)?;
+        }
+        Ok(())
+    }
+
+    fn insert(&self, memory: Memory, access: Access) -> Result<Region, Error> {
         let inner = &self.0;
         let (base, length) = (memory.base(), memory.length());
         // `Memory` guarantees that this does not overflow.

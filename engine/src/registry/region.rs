@@ -12,6 +12,7 @@ use kvferry_transport::memory::{self, Memory};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::layout::{Layout, LayoutView};
+use super::span::Span;
 use super::{GrantInner, Registry};
 use crate::error::Error;
 use crate::time;
@@ -53,6 +54,13 @@ struct State {
     /// Names of layouts that are published.
     published: u64,
     borrowers: Vec<Weak<dyn Borrower>>,
+}
+
+impl State {
+    fn tell(&mut self, borrower: Weak<dyn Borrower>) {
+        self.borrowers.retain(|one| one.strong_count() > 0);
+        self.borrowers.push(borrower);
+    }
 }
 
 pub(crate) struct RegionInner {
@@ -141,9 +149,22 @@ impl RegionInner {
         } else {
             Lent::Descriptor(self.memory().ok()?.lend().ok()??)
         };
-        state.borrowers.retain(|one| one.strong_count() > 0);
-        state.borrowers.push(borrower);
+        state.tell(borrower);
         Some(lent)
+    }
+
+    /// Has `borrower` told when the region goes; false where it is on its way out.
+    pub(crate) fn tell(&self, borrower: Weak<dyn Borrower>) -> bool {
+        let mut state = self.state.lock();
+        if !state.closing {
+            state.tell(borrower);
+        }
+        !state.closing
+    }
+
+    /// Where its memory lives.
+    pub(crate) fn location(&self) -> memory::Location {
+        self.location
     }
 
     /// What peers are told, if anything.
@@ -232,6 +253,10 @@ impl Region {
             state.references += 1;
         }
         Ok(Self { registry: registry.clone(), inner, offset, length, held: true })
+    }
+
+    pub(super) fn inner(&self) -> &RegionInner {
+        &self.inner
     }
 
     /// Its id: slot and generation.
@@ -444,63 +469,5 @@ impl fmt::Debug for Region {
             .field("length", &self.length)
             .field("access", &self.access())
             .finish_non_exhaustive()
-    }
-}
-
-/// A range of a region. It does not keep the region registered.
-#[derive(Clone)]
-pub struct Span {
-    pub(crate) region: Arc<RegionInner>,
-    /// From the region's start.
-    pub(crate) offset: u64,
-    pub(crate) length: u64,
-}
-
-impl Span {
-    /// The region's id.
-    #[must_use]
-    pub fn region(&self) -> RegionId {
-        self.region.id
-    }
-
-    /// Where it starts, in bytes from the region's start.
-    #[must_use]
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Its length in bytes.
-    #[must_use]
-    pub fn length(&self) -> u64 {
-        self.length
-    }
-
-    /// A range of it: the filled part of a block, for example.
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`] when it reaches outside.
-    pub fn part(&self, offset: u64, length: u64) -> Result<Self, Error> {
-        let offset = part_of_span(self.offset, self.length, offset, length)?;
-        Ok(Self { region: self.region.clone(), offset, length })
-    }
-}
-
-/// Where a part of a span starts, by the count that the span's own `start` is in.
-pub(crate) fn part_of_span(
-    start: u64,
-    within_length: u64,
-    offset: u64,
-    length: u64,
-) -> Result<u64, Error> {
-    match offset.checked_add(length) {
-        // A span does not overflow, so no part of it does.
-        Some(end) if end <= within_length => Ok(start + offset),
-        _ => Err(Error::OutOfBounds { offset, length, within: "a span", within_length }),
-    }
-}
-
-impl fmt::Debug for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Span({}, {}, +{})", self.region.id, self.offset, self.length)
     }
 }

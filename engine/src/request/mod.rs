@@ -103,9 +103,13 @@ impl Request {
             DEADLINE_BASE + Duration::from_millis(plan.bytes() / DEADLINE_BYTES_PER_MS)
         });
         let deadline = time::after(begun, allowed);
-        let is_local = self.peer.transport() == Some(Transport::Local);
+        let pays = match self.peer.transport() {
+            Some(Transport::Local) => plan.bytes() >= REFERENCE_BYTES,
+            Some(Transport::Rdma) => plan.bytes() > 0,
+            Some(Transport::Tcp) | None => false,
+        };
         // What is checked on its way has to be on a way.
-        let by_reference = is_local && !self.checksum && plan.bytes() >= REFERENCE_BYTES;
+        let by_reference = pays && !self.checksum;
         let spec = Spec {
             op: self.op,
             slice_bytes: plan.slices().iter().map(|slice| slice.bytes).collect(),

@@ -34,11 +34,11 @@ pub struct Inbound {
 }
 
 /// What is known of an open lane.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Lane {
     fenced: bool,
-    /// The slice whose payload is on its way on it.
-    landing: Option<(TransferId, u32)>,
+    /// The slices that are on their way by it: one, where its payload comes on the lane.
+    landings: Vec<(TransferId, u32)>,
 }
 
 impl Inbound {
@@ -128,43 +128,52 @@ impl Inbound {
     /// The payload of a slice begins to come on a lane.
     ///
     /// # Errors
-    /// [`Status::InUse`] while the same slice is on its way on another: an honest initiator has
-    /// that lane fenced before it repeats what it carried.
+    /// [`Status::InUse`] while the same slice is on its way already: an honest initiator has the lane
+    /// fenced that carried it before it repeats it.
     pub fn begin_landing(
         &mut self,
         lane: LaneId,
         transfer: TransferId,
         slice: u32,
     ) -> Result<(), Status> {
-        if self.lands_elsewhere(lane, |landing| landing == (transfer, slice)) {
+        if self.lands(|_, landing| landing == (transfer, slice)) {
             return Err(Status::InUse);
         }
         if let Some(lane) = self.lanes.get_mut(&lane) {
-            lane.landing = Some((transfer, slice));
+            lane.landings.push((transfer, slice));
         }
         Ok(())
     }
 
-    /// The payload on a lane is whole, stored or dropped.
-    pub fn end_landing(&mut self, lane: LaneId) {
+    /// A slice on a lane is whole, stored or dropped.
+    pub fn end_landing(&mut self, lane: LaneId, transfer: TransferId, slice: u32) {
         if let Some(lane) = self.lanes.get_mut(&lane) {
-            lane.landing = None;
+            lane.landings.retain(|landing| *landing != (transfer, slice));
         }
     }
 
-    fn lands_elsewhere(&self, lane: LaneId, is_it: impl Fn((TransferId, u32)) -> bool) -> bool {
-        let others = self.lanes.iter().filter(|(id, other)| **id != lane && !other.fenced);
-        others.filter_map(|(_, other)| other.landing).any(is_it)
+    fn lands(&self, is_it: impl Fn(LaneId, (TransferId, u32)) -> bool) -> bool {
+        let lanes = self.lanes.iter().filter(|(_, lane)| !lane.fenced);
+        let mut landings =
+            lanes.flat_map(|(id, lane)| lane.landings.iter().map(|landing| (*id, *landing)));
+        landings.any(|(lane, landing)| is_it(lane, landing))
     }
 
     /// Whether a transfer's notification that came on a lane may be delivered now.
     ///
     /// # Errors
     /// The refusal that the initiator is told: that of [`Inbound::check`], or [`Status::InUse`]
-    /// while a slice of the transfer is on its way on another lane.
-    pub fn check_notification(&self, lane: LaneId, transfer: TransferId) -> Result<(), Status> {
+    /// while a slice of the transfer is on its way: another than the one that it came with, if it
+    /// rides with one.
+    pub fn check_notification(
+        &self,
+        lane: LaneId,
+        transfer: TransferId,
+        rides_with: Option<u32>,
+    ) -> Result<(), Status> {
         self.check(lane, transfer)?;
-        if self.lands_elsewhere(lane, |(landing, _)| landing == transfer) {
+        let is_its_own = |on, slice| on == lane && rides_with == Some(slice);
+        if self.lands(|on, (landing, slice)| landing == transfer && !is_its_own(on, slice)) {
             return Err(Status::InUse);
         }
         Ok(())
@@ -217,14 +226,19 @@ mod tests {
         inbound.open_lane(other).unwrap();
         inbound.begin_landing(LANE, transfer, 0).unwrap();
         assert_eq!(inbound.begin_landing(other, transfer, 0), Err(Status::InUse));
-        assert_eq!(inbound.check_notification(other, transfer), Err(Status::InUse));
-        assert_eq!(inbound.check_notification(LANE, transfer), Ok(()), "it rides with the slice");
+        assert_eq!(inbound.begin_landing(LANE, transfer, 0), Err(Status::InUse));
+        assert_eq!(inbound.check_notification(other, transfer, None), Err(Status::InUse));
+        assert_eq!(inbound.check_notification(LANE, transfer, None), Err(Status::InUse));
+        let riding = inbound.check_notification(LANE, transfer, Some(0));
+        assert_eq!(riding, Ok(()), "it rides with the slice");
         inbound.begin_landing(other, transfer, 1).unwrap();
-        inbound.end_landing(other);
+        let riding = inbound.check_notification(LANE, transfer, Some(0));
+        assert_eq!(riding, Err(Status::InUse));
+        inbound.end_landing(other, transfer, 1);
         inbound.begin_landing(other, TransferId(8), 0).unwrap();
-        assert_eq!(inbound.check_notification(LANE, TransferId(8)), Err(Status::InUse));
+        assert_eq!(inbound.check_notification(LANE, TransferId(8), None), Err(Status::InUse));
         inbound.fence_lane(other);
-        assert_eq!(inbound.check_notification(LANE, TransferId(8)), Ok(()));
+        assert_eq!(inbound.check_notification(LANE, TransferId(8), None), Ok(()));
         inbound.fence_lane(LANE);
         assert_eq!(inbound.check(LANE, transfer), Err(Status::Cancelled));
         inbound.begin_landing(other, transfer, 0).unwrap();

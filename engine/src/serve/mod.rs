@@ -9,8 +9,10 @@
 //! | `write` | a payload on its way into this process's memory |
 //! | `read` | a payload on its way out of it |
 //! | `lent` | slices without a payload, between processes of one host |
+//! | `fetched` | slices without a payload, on lanes with a queue pair |
 
 mod authority;
+mod fetched;
 pub mod inbound;
 mod initiators;
 mod lent;

@@ -8,57 +8,63 @@ use kvferry_transport::lanes::{CloseReason, Incoming, Lane, LaneHandler};
 
 use super::Initiator;
 use super::authority::Authority;
+use super::fetched;
 use super::lent::{self, Holds, LentTarget, LentWrite};
 use super::read::DataFrame;
 use super::write::{SliceOf, WriteLanding};
 use crate::core::Core;
 use crate::inbox::Notification;
-use crate::loan::{Lending, NOT_LENT_HERE};
+use crate::lanes::Tie;
+use crate::loan::NOT_LENT_HERE;
 use crate::passage;
 
 pub(crate) struct RequestHandler {
     core: Arc<Core>,
     initiator: Arc<Initiator>,
     lane: LaneId,
-    /// Where the initiator is a process of this host.
-    lending: Option<Lending>,
+    tie: Tie,
     holds: Arc<Holds>,
 }
 
 impl RequestHandler {
-    pub(crate) fn new(
-        core: Arc<Core>,
-        initiator: Arc<Initiator>,
-        lane: LaneId,
-        lending: Option<Lending>,
-    ) -> Self {
-        Self { core, initiator, lane, lending, holds: Arc::default() }
-    }
-
-    fn lending(&self) -> Result<&Lending, String> {
-        self.lending.as_ref().ok_or_else(|| NOT_LENT_HERE.into())
+    pub(crate) fn new(core: Arc<Core>, initiator: Arc<Initiator>, lane: LaneId, tie: Tie) -> Self {
+        Self { core, initiator, lane, tie, holds: Arc::default() }
     }
 
     fn handle(&self, lane: &Lane, prefix: &Prefix, head: &[u8]) -> Result<Incoming, String> {
         let request = Request::decode(prefix, head).map_err(|error| error.to_string())?;
         match request {
-            Request::Write(slice) => self.write(prefix, &slice),
+            Request::Write(slice) => self.write(lane, prefix, &slice),
             Request::Read(slice) => self.read(lane, prefix, &slice),
             Request::Notify { transfer, floor, notification } => {
                 self.observe(transfer, floor)?;
-                let status =
-                    deliver(&self.core, &self.initiator, self.lane, transfer, notification.into());
+                let announced = Announced { lane: self.lane, transfer, rides_with: None };
+                let status = deliver(&self.core, &self.initiator, announced, notification.into());
                 self.core.initiators.count(status);
                 reply(lane, Reply::Notified { transfer, status });
                 Ok(Incoming::Done)
             }
             Request::Control(control) => self.control(lane, control),
-            Request::Lend(loan) => {
-                self.lending()?.borrowings.take(lane, loan)?;
-                Ok(Incoming::Done)
-            }
+            Request::Lend(loan) => match &self.tie {
+                Tie::Host(lending) => {
+                    lending.borrowings.take(lane, loan)?;
+                    Ok(Incoming::Done)
+                }
+                Tie::Nothing | Tie::Pair(_) => Err(NOT_LENT_HERE.into()),
+            },
+            Request::LendKey(loan) => match &self.tie {
+                Tie::Pair(link) => {
+                    link.keys.take(loan)?;
+                    Ok(Incoming::Done)
+                }
+                Tie::Nothing | Tie::Host(_) => Err(NOT_LENT_HERE.into()),
+            },
             Request::Recall(region) => {
-                self.lending()?.borrowings.give_back(region);
+                match &self.tie {
+                    Tie::Host(lending) => lending.borrowings.give_back(region),
+                    Tie::Pair(link) => link.keys.give_back(region),
+                    Tie::Nothing => return Err(NOT_LENT_HERE.into()),
+                }
                 Ok(Incoming::Done)
             }
         }
@@ -77,14 +83,18 @@ impl RequestHandler {
         Authority::establish(&self.core.registry, &self.initiator, self.lane, request, wanted)
     }
 
-    fn write(&self, prefix: &Prefix, request: &SliceRequest<'_>) -> Result<Incoming, String> {
+    fn write(
+        &self,
+        lane: &Lane,
+        prefix: &Prefix,
+        request: &SliceRequest<'_>,
+    ) -> Result<Incoming, String> {
         let head = request.head;
         self.observe(head.transfer, head.floor)?;
         // Looked at first: a frame that breaks the protocol begins nothing.
-        let named = match request.sources {
-            Some(named) => Some((named, &self.lending()?.borrowings)),
-            None => None,
-        };
+        if request.sources.is_some() && matches!(self.tie, Tie::Nothing) {
+            return Err(NOT_LENT_HERE.into());
+        }
         let begun = {
             let mut inbound = self.initiator.inbound.lock();
             // A repeat of what was announced: its memory may be somebody else's by now.
@@ -103,12 +113,19 @@ impl RequestHandler {
             slice: head.slice,
             answer_now: prefix.answer_now,
         };
-        if let Some((named, borrowings)) = named {
-            let target = target.and_then(|(authority, to)| {
-                let from = lent::sources(named, borrowings)?;
-                Ok(LentTarget { authority, to, from })
-            });
-            return Ok(Incoming::Work(Box::new(LentWrite::new(slice, target))));
+        match (request.sources, &self.tie) {
+            (Some(named), Tie::Host(lending)) => {
+                let target = target.and_then(|(authority, to)| {
+                    let from = lent::sources(named, &lending.borrowings)?;
+                    Ok(LentTarget { authority, to, from })
+                });
+                return Ok(Incoming::Work(Box::new(LentWrite::new(slice, target))));
+            }
+            (Some(named), Tie::Pair(link)) => {
+                fetched::write(slice, named, target, link, lane);
+                return Ok(Incoming::Done);
+            }
+            (None, _) | (Some(_), Tie::Nothing) => {}
         }
         Ok(Incoming::Payload(Box::new(WriteLanding {
             slice,
@@ -126,12 +143,13 @@ impl RequestHandler {
     ) -> Result<Incoming, String> {
         let (transfer, slice) = (request.head.transfer, request.head.slice);
         self.observe(transfer, request.head.floor)?;
-        let lending = if prefix.by_reference { Some(self.lending()?) } else { None };
+        let loans =
+            if prefix.by_reference { Some(self.tie.loans().ok_or(NOT_LENT_HERE)?) } else { None };
         match self.establish(request, Access::Read) {
             Ok((authority, _))
-                if lending.is_some_and(|lending| {
+                if loans.is_some_and(|loans| {
                     self.holds.has_room(request.head.floor)
-                        && lending.loans.lend_all(
+                        && loans.lend_all(
                             lane,
                             &authority.regions,
                             request.total.bytes / request.total.spans.max(1),
@@ -206,9 +224,7 @@ impl LaneHandler for RequestHandler {
 
     fn on_closed(&self, _lane: &Lane, reason: &CloseReason) {
         self.holds.clear();
-        if let Some(lending) = &self.lending {
-            lending.close();
-        }
+        self.tie.close();
         let from = self.initiator.incarnation;
         match reason {
             CloseReason::Violation(what) => {
@@ -226,12 +242,20 @@ fn reply(lane: &Lane, reply: Reply) {
     lane.send(&frame);
 }
 
+/// A notification, as it came.
+#[derive(Clone, Copy)]
+pub(super) struct Announced {
+    pub(super) lane: LaneId,
+    pub(super) transfer: TransferId,
+    /// The slice that it came with, if it did.
+    pub(super) rides_with: Option<u32>,
+}
+
 /// Delivers a transfer's notification that came on a lane to the program, once.
 pub(super) fn deliver(
     core: &Core,
     initiator: &Initiator,
-    lane: LaneId,
-    transfer: TransferId,
+    Announced { lane, transfer, rides_with }: Announced,
     bytes: Arc<[u8]>,
 ) -> Status {
     if planted!(LostNotification) {
@@ -243,7 +267,7 @@ pub(super) fn deliver(
             return Status::Done;
         }
         // A lane that is fenced announces nothing: the repeat that follows the fence does.
-        if let Err(status) = inbound.check_notification(lane, transfer) {
+        if let Err(status) = inbound.check_notification(lane, transfer, rides_with) {
             return status;
         }
         let from = initiator.incarnation;

@@ -9,7 +9,7 @@ use kvferry_transport::memory::SpanList;
 
 use super::Initiator;
 use super::authority::Authority;
-use super::requests::deliver;
+use super::requests::{Announced, deliver};
 use crate::core::Core;
 use crate::passage;
 
@@ -27,7 +27,7 @@ impl SliceOf {
     /// It is dealt with: the initiator is told how.
     pub(super) fn acknowledge(&self, lane: &Lane, status: Status) {
         // Before the answer: what follows from it may come on another lane.
-        self.initiator.inbound.lock().end_landing(self.lane);
+        self.initiator.inbound.lock().end_landing(self.lane, self.transfer, self.slice);
         self.core.initiators.count(status);
         let mut frame = Vec::new();
         Reply::Ack { transfer: self.transfer, slice: self.slice, status }.encode_plain(&mut frame);
@@ -72,8 +72,10 @@ impl WriteLanding {
         }
         match self.notification.take() {
             Some(bytes) => {
-                let SliceOf { core, initiator, lane, transfer, .. } = &self.slice;
-                deliver(core, initiator, *lane, *transfer, bytes)
+                let SliceOf { core, initiator, lane, transfer, slice, .. } = &self.slice;
+                let rides_with = Some(*slice);
+                let announced = Announced { lane: *lane, transfer: *transfer, rides_with };
+                deliver(core, initiator, announced, bytes)
             }
             None => Status::Done,
         }

@@ -280,7 +280,11 @@ impl<T: Clone> Session<T> {
             }
             Reply::Cancelled { transfer } => self.apply(transfer, TransferState::on_fenced),
             Reply::LaneFenced { lane } => self.on_lane_fenced(lane),
-            Reply::Pong { .. } | Reply::Data { .. } | Reply::Lent(_) | Reply::Recalled(_) => {}
+            Reply::Pong { .. }
+            | Reply::Data { .. }
+            | Reply::Lent(_)
+            | Reply::LentKey(_)
+            | Reply::Recalled(_) => {}
         }
         self.pump(now);
     }

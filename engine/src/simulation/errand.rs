@@ -15,6 +15,7 @@ use crate::control::client::{self, Shaken};
 use crate::control::lane;
 use crate::control::offer::Offers;
 use crate::error::Error;
+use crate::lanes::Bond;
 use crate::net::Endpoint;
 use crate::outreach::{Connection, Outreach};
 use crate::peer::PeerInner;
@@ -204,8 +205,9 @@ impl Opening {
     /// The answer arrived, on a connection whose end here is `stream`.
     pub fn welcomed(self, welcome: &[u8; Welcome::BYTES], stream: OwnedFd) {
         let Some(peer) = self.peer.upgrade() else { return };
-        let opened = lane::hello(&peer, self.lane)
-            .and_then(|(offer, _)| lane::take_up(&peer, self.lane, &offer, welcome, stream, None));
+        let opened = lane::hello(&peer, self.lane).and_then(|(offer, _)| {
+            lane::take_up(&peer, self.lane, &offer, welcome, stream, Bond::Nothing)
+        });
         lane::report(&peer, self.lane, opened);
     }
 

@@ -48,6 +48,7 @@ use crate::core::{Core, Settings};
 use crate::engine::EngineStatus;
 use crate::error::Error;
 use crate::inbox::Notification;
+use crate::lanes::Bond;
 use crate::net::IntoEndpoint;
 use crate::peer::{Peer, PeerInner};
 use crate::plan::PlanLimits;
@@ -129,7 +130,7 @@ impl Node {
         let outreach = Box::new(errands.clone());
         let reactors = vec![reactor.clone()];
         let no_host = Err("a simulation has no host".into());
-        let core = Core::new(incarnation, registry, settings, outreach, no_host, reactors);
+        let core = Core::new(incarnation, registry, settings, outreach, no_host, None, reactors);
         let core = Arc::new(core);
         Ok(Self { core, reactor, errands, draining: Mutex::default() })
     }
@@ -233,7 +234,7 @@ impl Node {
         let hello = Hello::decode(hello).ok()?;
         let admitted = accept::admit(&self.core, &hello, Transport::Tcp);
         let welcome = admitted.welcome(&self.core).encode();
-        if let Err(error) = admitted.take_up(&self.core, &hello, Ok(stream), None) {
+        if let Err(error) = admitted.take_up(&self.core, &hello, Ok(stream), Bond::Nothing) {
             tracing::debug!(%error, "no lane");
         }
         Some(welcome)

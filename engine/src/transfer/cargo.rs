@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kvferry_proto::frame::{Kind, Prefix, SectionWriter, SliceHead};
+use kvferry_proto::frame::{Kind, Prefix, SectionWriter, SliceHead, Status};
 use kvferry_proto::{GrantId, RegionId, TransferId};
 use kvferry_transport::local::PeerSpans;
 use kvferry_transport::memory::{Memory, MemoryError, SpanList};
+use kvferry_transport::rdma::fetch::RemoteSpan;
 use parking_lot::{Mutex, RwLock};
 
 use super::{Op, Outcome};
@@ -19,6 +20,7 @@ use crate::loan::{Borrowed, Borrowings};
 use crate::net::Endpoint;
 use crate::passage;
 use crate::plan::{Plan, Slice};
+use crate::rdma::{BorrowedKeys, LentRegion};
 use crate::registry::{Holder, RegionInner, RegionUse};
 use crate::time;
 use crate::transports::Transport;
@@ -169,11 +171,16 @@ impl Cargo {
 
     fn transports(&self) -> &'static str {
         let carried = self.carried_by.load(Ordering::Relaxed);
-        match [Transport::Tcp, Transport::Local].map(|one| carried & bit(one) != 0) {
-            [true, true] => "local and tcp",
-            [true, false] => Transport::Tcp.name(),
-            [false, true] => Transport::Local.name(),
-            [false, false] => "none",
+        let each = [Transport::Tcp, Transport::Local, Transport::Rdma];
+        match each.map(|one| carried & bit(one) != 0) {
+            [true, false, false] => Transport::Tcp.name(),
+            [false, true, false] => Transport::Local.name(),
+            [false, false, true] => Transport::Rdma.name(),
+            [true, true, false] => "local and tcp",
+            [true, false, true] => "rdma and tcp",
+            [false, true, true] => "local and rdma",
+            [true, true, true] => "local, rdma and tcp",
+            [false, false, false] => "none",
         }
     }
 
@@ -253,6 +260,30 @@ impl Cargo {
             }
         }
         Ok(Some(spans))
+    }
+
+    /// The spans of a read slice in what the peer has lent by key, in payload order.
+    pub(crate) fn keyed_spans(
+        &self,
+        slice: &Slice,
+        keys: &BorrowedKeys,
+    ) -> Result<Vec<RemoteSpan>, Status> {
+        let mut spans = Vec::with_capacity(slice.spans as usize);
+        let mut current: Option<(RegionId, LentRegion)> = None;
+        for run in self.plan.runs(slice) {
+            let (_, id) = self.remotes[usize::from(run.remote)];
+            let region = match &current {
+                Some((known, region)) if *known == id => region,
+                _ => {
+                    let region = keys.region(id).ok_or(Status::RegionGone)?;
+                    &current.insert((id, region)).1
+                }
+            };
+            for offset in run.remote_offsets() {
+                region.push_span(offset, run.bytes, &mut spans)?;
+            }
+        }
+        Ok(spans)
     }
 
     /// Whether pages of a write may be sent themselves, and not a copy of them: until the target has
@@ -351,6 +382,7 @@ fn bit(transport: Transport) -> u8 {
     match transport {
         Transport::Tcp => 1,
         Transport::Local => 2,
+        Transport::Rdma => 4,
     }
 }
 

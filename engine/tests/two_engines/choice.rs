@@ -107,6 +107,7 @@ fn greet(port: u16, target: kvferry_engine::Incarnation) -> Option<kvferry_proto
         session: 1,
         lane: kvferry_proto::LaneId(1),
         ping_ms: 1000,
+        with_pair: false,
     };
     stream.write_all(&hello.encode()).unwrap();
     let mut welcome = [0; Welcome::BYTES];

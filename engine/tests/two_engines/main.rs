@@ -5,6 +5,11 @@
 
 mod choice;
 
+/// What is to be set beside the transport: nothing.
+fn set_up(builder: kvferry_engine::EngineBuilder) -> kvferry_engine::EngineBuilder {
+    builder
+}
+
 /// A directory of this user's that nobody else can enter.
 fn private_directory() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
@@ -14,6 +19,7 @@ fn private_directory() -> tempfile::TempDir {
 
 #[path = "."]
 mod tcp {
+    use super::set_up;
     const OVER: kvferry_engine::Transport = kvferry_engine::Transport::Tcp;
     #[path = "promises.rs"]
     mod promises;
@@ -21,6 +27,7 @@ mod tcp {
 
 #[path = "."]
 mod local {
+    use super::set_up;
     const OVER: kvferry_engine::Transport = kvferry_engine::Transport::Local;
     #[path = "promises.rs"]
     mod promises;

@@ -29,7 +29,7 @@ async fn host(run_directory: &Arc<TempDir>) -> Host {
         .listen("127.0.0.1:0")
         .transports(Transports::Only(OVER))
         .run_directory(run_directory.path());
-    let engine = builder.start().await.unwrap();
+    let engine = super::set_up(builder).start().await.unwrap();
     let cache = registry.allocate(BLOCK * BLOCKS).unwrap();
     let layer = cache
         .layout(Layout { offset: 0, block_bytes: BLOCK, stride: BLOCK, count: BLOCKS })

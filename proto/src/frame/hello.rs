@@ -22,6 +22,9 @@ pub struct Hello {
     pub lane: LaneId,
     /// When the initiator hears nothing for this long, in milliseconds, it says something.
     pub ping_ms: u32,
+    /// Whether a queue pair belongs to the lane: then a [`PairAddress`](super::PairAddress) follows this,
+    /// and another follows the welcome, where that is none.
+    pub with_pair: bool,
 }
 
 /// What the other engine answers. Nothing is sent on the lane before it has arrived, so the target
@@ -56,6 +59,9 @@ pub enum Refusal {
     /// The engine is set to use another transport.
     #[error("the engine is set to use another transport")]
     Transport = 6,
+    /// The queue pair that belongs to the lane cannot be had.
+    #[error("the queue pair that belongs to the lane cannot be had; the peer's log says why")]
+    NoPair = 7,
 }
 
 impl Refusal {
@@ -76,6 +82,7 @@ impl Hello {
         let mut bytes = [0; Self::BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
+        bytes[10..12].copy_from_slice(&u16::from(self.with_pair).to_le_bytes());
         bytes[12..16].copy_from_slice(&self.lane.0.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.initiator.0.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.target.0.to_le_bytes());
@@ -92,14 +99,18 @@ impl Hello {
         let mut reader = Reader::new(bytes);
         magic(&mut reader)?;
         let version = reader.u16("version")?;
-        reserved(reader.u16("padding")?.into())?;
+        let with_pair = match reader.u16("queue pair")? {
+            0 => false,
+            1 => true,
+            found => return Err(FrameError::Value { what: "queue pair", found: found.into() }),
+        };
         let lane = LaneId(reader.u32("lane")?);
         let initiator = incarnation(&mut reader)?;
         let target = incarnation(&mut reader)?;
         let session = reader.u64("session")?;
         let ping_ms = reader.u32("ping interval")?;
         reserved(reader.u32("padding")?)?;
-        Ok(Self { version, initiator, target, session, lane, ping_ms })
+        Ok(Self { version, initiator, target, session, lane, ping_ms, with_pair })
     }
 }
 
@@ -133,6 +144,7 @@ impl Welcome {
             4 => Some(Refusal::LaneReused),
             5 => Some(Refusal::ShuttingDown),
             6 => Some(Refusal::Transport),
+            7 => Some(Refusal::NoPair),
             found => return Err(FrameError::Value { what: "refusal", found: found.into() }),
         };
         reserved(reader.u16("padding")?.into())?;

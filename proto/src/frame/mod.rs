@@ -15,6 +15,8 @@
 mod descriptor;
 mod hello;
 pub mod limits;
+mod loan;
+mod pair;
 mod prefix;
 mod read;
 mod reply;
@@ -22,9 +24,11 @@ mod request;
 
 pub use descriptor::{Descriptor, Section, SectionWriter, Sections};
 pub use hello::{Hello, Refusal, Welcome};
+pub use loan::{KeyLoan, Loan};
+pub use pair::PairAddress;
 pub use prefix::{Kind, Prefix};
 pub use reply::{Reply, Status};
-pub use request::{Control, Loan, Request, SliceHead, SliceRequest};
+pub use request::{Control, Request, SliceHead, SliceRequest};
 
 /// Why bytes are not a frame. Whoever reads this from a lane closes it: after a malformed frame
 /// nothing says where the next one starts.

@@ -27,6 +27,9 @@ pub enum Kind {
     Lend = 8,
     /// A region that was lent goes: it is not to be read any more.
     Recall = 9,
+    /// A part of a region of the sender's may be read by the receiver's adapter, by the key in it. On
+    /// lanes with a queue pair only.
+    LendKey = 10,
     /// How a written slice ended.
     Ack = 65,
     /// The payload of a read slice.
@@ -45,6 +48,8 @@ pub enum Kind {
     Lent = 72,
     /// As [`Kind::Recall`], from the engine that accepted the lane.
     Recalled = 73,
+    /// As [`Kind::LendKey`], from the engine that accepted the lane.
+    LentKey = 74,
 }
 
 impl Kind {
@@ -59,6 +64,7 @@ impl Kind {
             7 => Self::Ping,
             8 => Self::Lend,
             9 => Self::Recall,
+            10 => Self::LendKey,
             65 => Self::Ack,
             66 => Self::Data,
             67 => Self::Held,
@@ -68,6 +74,7 @@ impl Kind {
             71 => Self::Pong,
             72 => Self::Lent,
             73 => Self::Recalled,
+            74 => Self::LentKey,
             kind => return Err(FrameError::Kind { kind }),
         })
     }

@@ -1,9 +1,9 @@
 //! What the engine that accepted a lane sends back on it.
 
 use super::FrameError;
+use super::loan::{KeyLoan, Loan, encode_recall, region_from_wire};
 use super::prefix::{Kind, Prefix};
 use super::read::Reader;
-use super::request::{Loan, encode_recall, region_from_wire};
 use crate::identity::{LaneId, RegionId, TransferId};
 
 /// How a slice or a notification ended at the owner.
@@ -134,6 +134,8 @@ pub enum Reply {
     },
     /// A region of the owner's may be read from now on.
     Lent(Loan),
+    /// A part of a region of the owner's may be read by an adapter from now on.
+    LentKey(KeyLoan),
     /// A region that was lent is not to be read any more.
     Recalled(RegionId),
 }
@@ -169,6 +171,7 @@ impl Reply {
             Kind::LaneFenced => Self::LaneFenced { lane: LaneId(reader.u32("lane")?) },
             Kind::Pong => Self::Pong { nonce: reader.u64("nonce")? },
             Kind::Lent => Self::Lent(Loan::decode(&mut reader)?),
+            Kind::LentKey => Self::LentKey(KeyLoan::decode(&mut reader)?),
             Kind::Recalled => Self::Recalled(region_from_wire(&mut reader)?),
             kind => return Err(FrameError::Direction { kind }),
         };
@@ -206,6 +209,7 @@ impl Reply {
                 frame(Kind::Pong).frame(out, |out| out.extend_from_slice(&nonce.to_le_bytes()));
             }
             Self::Lent(loan) => loan.encode(out, Kind::Lent),
+            Self::LentKey(loan) => loan.encode(out, Kind::LentKey),
             Self::Recalled(region) => encode_recall(out, Kind::Recalled, region),
         }
     }

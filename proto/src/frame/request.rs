@@ -1,6 +1,7 @@
 //! What the engine that opened a lane sends on it.
 
 use super::descriptor::{SectionTotal, SectionWriter, Sections};
+use super::loan::{KeyLoan, Loan, encode_recall, region_from_wire};
 use super::prefix::{Kind, Prefix, at_most};
 use super::read::Reader;
 use super::{FrameError, limits};
@@ -26,59 +27,10 @@ pub enum Request<'a> {
     Control(Control),
     /// A region of the initiator's may be read from now on.
     Lend(Loan),
+    /// A part of a region of the initiator's may be read by an adapter from now on.
+    LendKey(KeyLoan),
     /// A region that was lent is not to be read any more.
     Recall(RegionId),
-}
-
-/// A region that one end lets the other read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loan {
-    /// The region.
-    pub region: RegionId,
-    /// Its length in bytes.
-    pub length: u64,
-    /// Where it starts in the memory of the sender's process, which is to be read there: never 0.
-    /// Without it a descriptor of its memory comes with the frame.
-    pub base: Option<u64>,
-}
-
-impl Loan {
-    pub(super) fn encode(self, out: &mut Vec<u8>, kind: Kind) {
-        Prefix::new(kind).frame(out, |out| {
-            region_to_wire(out, self.region);
-            out.extend_from_slice(&self.length.to_le_bytes());
-            if let Some(base) = self.base {
-                out.extend_from_slice(&base.to_le_bytes());
-            }
-        });
-    }
-
-    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
-        let region = region_from_wire(reader)?;
-        let length = reader.u64("region length")?;
-        if length == 0 {
-            return Err(FrameError::Value { what: "region length", found: 0 });
-        }
-        let base = if reader.is_empty() { None } else { Some(reader.u64("region base")?) };
-        if let Some(found) = base.filter(|base| *base == 0 || base.checked_add(length).is_none()) {
-            return Err(FrameError::Value { what: "region base", found });
-        }
-        Ok(Self { region, length, base })
-    }
-}
-
-pub(super) fn encode_recall(out: &mut Vec<u8>, kind: Kind, region: RegionId) {
-    Prefix::new(kind).frame(out, |out| region_to_wire(out, region));
-}
-
-fn region_to_wire(out: &mut Vec<u8>, region: RegionId) {
-    out.extend_from_slice(&region.slot.to_le_bytes());
-    out.extend_from_slice(&region.generation.to_le_bytes());
-}
-
-pub(super) fn region_from_wire(reader: &mut Reader<'_>) -> Result<RegionId, FrameError> {
-    let slot = reader.u32("region slot")?;
-    Ok(RegionId { slot, generation: reader.u32("region generation")? })
 }
 
 /// The fields of a write or read slice that are not descriptors.
@@ -299,6 +251,7 @@ impl<'a> Request<'a> {
                 floor: TransferId(reader.u64("floor")?),
             }),
             Kind::Lend => Self::Lend(Loan::decode(&mut reader)?),
+            Kind::LendKey => Self::LendKey(KeyLoan::decode(&mut reader)?),
             Kind::Recall => Self::Recall(region_from_wire(&mut reader)?),
             kind => return Err(FrameError::Direction { kind }),
         };
@@ -310,6 +263,11 @@ impl<'a> Request<'a> {
     /// unless it is read where it is.
     pub fn encode_lend(out: &mut Vec<u8>, loan: Loan) {
         loan.encode(out, Kind::Lend);
+    }
+
+    /// Appends a [`Request::LendKey`] frame to `out`.
+    pub fn encode_lend_key(out: &mut Vec<u8>, loan: KeyLoan) {
+        loan.encode(out, Kind::LendKey);
     }
 
     /// Appends a [`Request::Recall`] frame to `out`.

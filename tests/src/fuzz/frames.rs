@@ -1,8 +1,8 @@
 //! Frames of the data path.
 
 use kvferry_proto::frame::{
-    Control, Descriptor, FrameError, Hello, Kind, Prefix, Reply, Request, SectionWriter, Sections,
-    SliceHead, SliceRequest, Welcome, limits,
+    Control, Descriptor, FrameError, Hello, Kind, PairAddress, Prefix, Reply, Request,
+    SectionWriter, Sections, SliceHead, SliceRequest, Welcome, limits,
 };
 use kvferry_proto::{GrantId, RegionId};
 
@@ -48,6 +48,7 @@ pub fn request(bytes: &[u8]) {
             Control::encode(control, &mut again);
         }
         Request::Lend(loan) => Request::encode_lend(&mut again, loan),
+        Request::LendKey(loan) => Request::encode_lend_key(&mut again, loan),
         Request::Recall(region) => Request::encode_recall(&mut again, region),
     }
     assert_same_but_flags(&again, &whole);
@@ -179,5 +180,10 @@ pub fn hello(bytes: &[u8]) {
         && let Ok(welcome) = Welcome::decode(bytes)
     {
         assert_eq!(&welcome.encode(), bytes, "a welcome is encoded to what it was");
+    }
+    if let Some(bytes) = bytes.first_chunk::<{ PairAddress::BYTES }>()
+        && let Ok(address) = PairAddress::decode(bytes)
+    {
+        assert_eq!(&address.encode(), bytes, "a queue pair's address is encoded to what it was");
     }
 }

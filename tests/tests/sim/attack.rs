@@ -35,6 +35,7 @@ impl World {
             session: self.random.next() % 4,
             lane: LaneId(u32::try_from(self.random.below(8)).expect("small")),
             ping_ms: u32::try_from(self.random.below(10_000)).expect("small"),
+            with_pair: false,
         };
         let mut hello = hello.encode();
         if self.random.one_in(4) {
