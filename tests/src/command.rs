@@ -13,8 +13,10 @@ pub struct Setup {
     pub listen: Option<String>,
     /// Where it says that it accepts lanes.
     pub lane_advertise: Option<String>,
-    /// What may carry transfers: `auto`, `tcp` or `local`; `tcp` by default.
+    /// What may carry transfers: `auto`, `tcp`, `local` or `rdma`; `tcp` by default.
     pub transport: Option<String>,
+    /// Names of the RDMA adapters that it uses; by default those that its environment says.
+    pub rdma_devices: Option<String>,
     /// Where it meets processes of its host.
     pub run_directory: Option<PathBuf>,
     /// Lanes for large transfers.

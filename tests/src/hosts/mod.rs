@@ -36,6 +36,17 @@ impl Host {
         Ok(Self { directory })
     }
 
+    /// Builds the machine of a manifest that is given in full.
+    ///
+    /// # Errors
+    /// Where it is malformed, or says something impossible.
+    pub fn of_manifest(text: &str) -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir().context("no temporary directory")?;
+        let manifest: Manifest = toml::from_str(text).context("no manifest")?;
+        manifest.build(directory.path())?;
+        Ok(Self { directory })
+    }
+
     /// Where it lies.
     #[must_use]
     pub fn path(&self) -> &Path {

@@ -10,6 +10,12 @@ pub(crate) extern "C" fn standin_devices(count: usize) {
     world().device_count = count;
 }
 
+/// How many bytes a registration may have, for devices that are opened from now on.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_region_bytes(most: u64) {
+    world().region_bytes = most;
+}
+
 /// Whether requests wait until [`standin_release`].
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_hold(on: c_int) {
@@ -20,6 +26,25 @@ pub(crate) extern "C" fn standin_hold(on: c_int) {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_release(most: usize) -> usize {
     world().carry_out(most)
+}
+
+/// How many requests wait.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_waiting() -> usize {
+    world().under_way.len()
+}
+
+/// Has the queue pair fail whose request has waited longest, as if its peer did not answer, and says
+/// whether there was one.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_fail_one() -> c_int {
+    c_int::from(world().fail_one())
+}
+
+/// On how many devices requests were posted.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_devices_used() -> usize {
+    world().devices_used.len()
 }
 
 /// Whether writes land with their first bit turned.

@@ -13,8 +13,8 @@ use crate::abi::{
 };
 use crate::world::{Pair, Queue, Region, Request, world};
 
-/// The longest registration.
-const REGION_BYTES: u64 = 1 << 30;
+/// How many identifiers a port has.
+const GIDS: c_int = 16;
 
 fn refuse(errno: c_int) {
     // SAFETY: the thread's own number.
@@ -99,7 +99,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
     told: *mut ibv_device_attr,
 ) -> c_int {
     let mut limits: ibv_device_attr = blank();
-    limits.max_mr_size = REGION_BYTES;
+    limits.max_mr_size = world().region_bytes;
     limits.max_qp_wr = 1024;
     limits.max_sge = 16;
     limits.max_cqe = 4096;
@@ -136,7 +136,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    if index > 1 {
+    if index >= GIDS {
         refuse(libc::ENODATA);
         return -1;
     }
@@ -380,8 +380,10 @@ unsafe extern "C" fn post_send(
     refused: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut world = world();
-    // SAFETY: the caller's queue pair.
-    let number = unsafe { (*pair).qp_num };
+    // SAFETY: the caller's queue pair, whose context and device exist as long.
+    let (number, device) = unsafe { ((*pair).qp_num, (*(*(*pair).context).device).name) };
+    let name = device.iter().flat_map(|byte| byte.to_ne_bytes()).take_while(|byte| *byte != 0);
+    world.devices_used.insert(name.collect());
     let mut status = 0;
     while !request.is_null() {
         let Some(found) = world.pairs.get_mut(&number) else { return libc::EINVAL };

@@ -1,6 +1,6 @@
 //! What there is: devices, what was made with them, and requests under way.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::LazyLock;
@@ -25,6 +25,8 @@ const NOT_EXPECTED: c_int = 13;
 pub(crate) struct World {
     pub(crate) device_count: usize,
     pub(crate) port_down: bool,
+    /// The longest registration.
+    pub(crate) region_bytes: u64,
     /// Requests wait until they are released.
     pub(crate) holding: bool,
     /// Writes land one bit off.
@@ -40,6 +42,8 @@ pub(crate) struct World {
     /// By their numbers.
     pub(crate) pairs: BTreeMap<u32, Pair>,
     pub(crate) under_way: VecDeque<Request>,
+    /// Names of devices on which requests were posted.
+    pub(crate) devices_used: BTreeSet<Vec<u8>>,
     pub(crate) last_number: u32,
 }
 
@@ -85,8 +89,14 @@ pub(crate) struct Request {
 // SAFETY: a completion is numbers; everything else is, too.
 unsafe impl Send for World {}
 
-static WORLD: LazyLock<Mutex<World>> =
-    LazyLock::new(|| Mutex::new(World { device_count: 1, last_number: 0x100, ..World::default() }));
+static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
+    Mutex::new(World {
+        device_count: 1,
+        region_bytes: 1 << 30,
+        last_number: 0x100,
+        ..World::default()
+    })
+});
 
 /// The world, locked.
 pub(crate) fn world() -> MutexGuard<'static, World> {
@@ -120,6 +130,14 @@ impl World {
             }
         }
         done
+    }
+
+    /// Has the queue pair fail of the request that has waited longest: its peer does not answer.
+    pub(crate) fn fail_one(&mut self) -> bool {
+        let Some(request) = self.under_way.pop_front() else { return false };
+        self.finish(&request, UNANSWERED);
+        self.fail(request.pair);
+        true
     }
 
     /// Has a queue pair fail, as its peer's does when a request of it is refused.
