@@ -34,7 +34,7 @@ def transport(protocol: str) -> str:
         return protocol
     if protocol == "rdma":
         raise ValueError(
-            "protocol 'rdma' was asked for, and this version of kvferry has no RDMA transport: "
+            "protocol 'rdma' was asked for, and this interface has no RDMA transport yet: "
             "ask for 'tcp', or for 'auto', which also takes the short cut between processes of one host"
         )
     raise ValueError(f"kvferry has no protocol {protocol!r}: 'tcp', 'local' or 'auto'")
