@@ -82,9 +82,14 @@ def table(arguments: argparse.Namespace, interface: str) -> tuple[list[str], lis
     return lines, wrong
 
 
+def markers(interface: str) -> tuple[str, str]:
+    """Between which lines of the document an interface's table stands."""
+    return f"<!-- {interface}: begin -->\n", f"<!-- {interface}: end -->"
+
+
 def with_tables(document: str, tables: dict[str, list[str]]) -> str:
     for interface, lines in tables.items():
-        begin, end = f"<!-- {interface}: begin -->\n", f"<!-- {interface}: end -->"
+        begin, end = markers(interface)
         before, _, rest = document.partition(begin)
         _, _, after = rest.partition(end)
         document = before + begin + "\n".join(lines) + "\n" + end + after
@@ -92,9 +97,13 @@ def with_tables(document: str, tables: dict[str, list[str]]) -> str:
 
 
 def rows(document: str) -> dict[str, tuple[str, str]]:
-    """What a document says that each case comes to, there and here."""
-    listed = [line.replace("\\|", "\0").split("|") for line in document.splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in line] for line in listed]
+    """What a document's tables say that each case comes to, there and here."""
+    cells = []
+    for interface in INTERFACES:
+        begin, end = markers(interface)
+        lines = document.partition(begin)[2].partition(end)[0].splitlines()
+        listed = [line.replace("\\|", "\0").split("|") for line in lines if line.startswith("| ")]
+        cells += [[cell.strip() for cell in line] for line in listed]
     return {
         name: (published, published if ours == "the same" else ours)
         for _, name, published, ours, _, _ in cells
