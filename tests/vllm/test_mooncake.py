@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import httpx
 import pytest
 from detour import OTHER, Detour
-from servers import HOST, Router, Server, at_once, body, complete, free_port, prompt, until
+from servers import HOST, Router, Server, at_once, body, complete, free_port, prompt, streamed, until
 
 LONG = 1500
 SLICE = 1 << 20
@@ -178,8 +178,9 @@ def test_what_a_prefill_instance_that_is_stopped_in_mid_write_sends_when_it_wake
         assert given_up.status == 500, given_up.body
         assert given_up.seconds < 30
         # Its blocks go to another request: that needs more than half of all there are, as it did.
-        other = pool.submit(complete, pair.decode.url, kept, tokens=340)
-        until("the other request has its blocks", 10, lambda: not pair.decode.idle())
+        begun = Event()
+        other = pool.submit(streamed, pair.decode.url, kept, tokens=340, begun=begun)
+        assert begun.wait(20), "the other request has its blocks"
         # It keeps them until the write was tried: nobody schedules it meanwhile. Memory and connections are
         # the worker's, which runs.
         pair.decode.signal(signal.SIGSTOP, "EngineCore")
@@ -192,7 +193,7 @@ def test_what_a_prefill_instance_that_is_stopped_in_mid_write_sends_when_it_wake
             assert not other.done(), "the other request has to be there when the write is tried"
         finally:
             pair.decode.signal(signal.SIGCONT)
-        assert other.result().tokens == expected.tokens
+        assert other.result() == expected.tokens
     until("all blocks are free", 10, pair.both_idle)
     # What workers count comes with the next step.
     assert complete(pair.router.url, prompt(100)).status == 200
