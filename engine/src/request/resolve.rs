@@ -12,7 +12,7 @@ use super::{LocalPiece, LocalSpans, RemotePiece, RemoteSpans};
 use crate::error::Error;
 use crate::net::Endpoint;
 use crate::peer::PeerInner;
-use crate::plan::{Pair, Plan, Planner};
+use crate::plan::{Pair, Plan, PlanLimits, Planner};
 use crate::registry::{RegionInner, block_offset};
 use crate::remote::{RemoteGrant, RemoteTable};
 use crate::transfer::Op;
@@ -36,45 +36,65 @@ impl Resolved {
         remote: &RemoteSpans,
     ) -> Result<Self, Error> {
         let mut regions = Numbering::new();
-        let mut here = Side::new(local_pieces(peer, local, &mut regions)?);
+        let here = Side::new(local_pieces(peer, local, &mut regions)?);
         let mut remotes = Numbering::new();
         let table = peer.table().read();
         let incarnation = peer.incarnation_of(&table)?;
         let known = Known { peer: peer.endpoint(), table: &table, incarnation, op };
-        let mut there = Side::new(known.pieces(remote, &mut remotes)?);
+        let there = Side::new(known.pieces(remote, &mut remotes)?);
         // Planning a long list takes a while, in which the table may change.
         drop(table);
 
-        let pairs = here.count();
-        if pairs != there.count() {
-            return Err(Error::CountMismatch { local: pairs, remote: there.count() });
-        }
-        // At most a million, so it fits.
-        let expected = usize::try_from(pairs.min(EXPECTED_PAIRS)).unwrap_or(0);
-        let mut planner = Planner::new(peer.plan_limits(), expected);
-        let mut index = 0;
-        while let (Some(local), Some(remote_span)) = (here.next()?, there.next()?) {
-            let bytes = local.length;
-            if bytes != remote_span.length {
-                let remote = remote_span.length;
-                return Err(Error::LengthMismatch { index, local: bytes, remote });
-            }
-            if let Some(grant) = &remote.grant {
-                let (_, region) = remotes.values[usize::from(remote_span.region)];
-                check_covered(grant, region, &remote_span)?;
-            }
-            planner.push(Pair {
-                local: local.region,
-                remote: remote_span.region,
-                local_offset: local.offset,
-                remote_offset: remote_span.offset,
-                bytes,
-            });
-            index += 1;
-        }
-        let plan = planner.finish();
+        let grant = remote.grant.as_deref();
+        let plan = plan(peer.plan_limits(), here, there, |span| match grant {
+            Some(grant) => check_covered(grant, remotes.values[usize::from(span.region)].1, span),
+            None => Ok(()),
+        })?;
         Ok(Self { incarnation, plan, regions: regions.values, remotes: remotes.values })
     }
+}
+
+/// The spans of both sides, pair by pair. A function of its own: what stands around this loop has
+/// no say then in what a pair costs.
+#[inline(never)]
+fn plan(
+    limits: PlanLimits,
+    mut here: Side<'_>,
+    mut there: Side<'_>,
+    check_remote: impl Fn(&Flat) -> Result<(), Error>,
+) -> Result<Plan, Error> {
+    let pairs = here.count();
+    if pairs != there.count() {
+        return Err(Error::CountMismatch { local: pairs, remote: there.count() });
+    }
+    // At most a million, so it fits.
+    let expected = usize::try_from(pairs.min(EXPECTED_PAIRS)).unwrap_or(0);
+    let mut planner = Planner::new(limits, expected);
+    let mut index = 0;
+    while let (Some(local), Some(remote)) = (here.piece(), there.piece()) {
+        let bytes = local.geometry.block_bytes;
+        if bytes != remote.geometry.block_bytes {
+            let remote = remote.geometry.block_bytes;
+            return Err(Error::LengthMismatch { index, local: bytes, remote });
+        }
+        let both = local.indices.len().min(remote.indices.len());
+        for (block, remote_block) in local.indices[..both].iter().zip(&remote.indices[..both]) {
+            let local = local.block(*block)?;
+            let remote = remote.block(*remote_block)?;
+            check_remote(&remote)?;
+            planner.push(Pair {
+                local: local.region,
+                remote: remote.region,
+                local_offset: local.offset,
+                remote_offset: remote.offset,
+                bytes,
+            });
+        }
+        here.pass(both);
+        there.pass(both);
+        index += both as u64;
+    }
+    Ok(planner.finish())
 }
 
 /// A span of the region with this number.
@@ -85,51 +105,59 @@ struct Flat {
     length: u64,
 }
 
-enum Piece<'a> {
-    Span(Flat),
-    Blocks { region: u16, geometry: Geometry, indices: &'a [u32] },
+/// Blocks of the region with this number, all of one length.
+#[derive(Clone, Copy)]
+struct Piece<'a> {
+    region: u16,
+    geometry: Geometry,
+    indices: &'a [u32],
+}
+
+impl Piece<'_> {
+    /// A span: the only block of a layout of its own.
+    fn span(region: u16, offset: u64, length: u64) -> Self {
+        let geometry = Geometry { offset, block_bytes: length, stride: length, count: 1 };
+        Self { region, geometry, indices: &[0] }
+    }
+
+    #[inline]
+    fn block(&self, index: u32) -> Result<Flat, Error> {
+        let offset = block_offset(&self.geometry, index)?;
+        Ok(Flat { region: self.region, offset, length: self.geometry.block_bytes })
+    }
 }
 
 /// One side's spans, one after the other.
 struct Side<'a> {
     pieces: Vec<Piece<'a>>,
-    piece: usize,
-    index: usize,
+    /// How many pieces are done, and how many blocks of the next.
+    passed: usize,
+    passed_blocks: usize,
 }
 
 impl<'a> Side<'a> {
-    fn new(pieces: Vec<Piece<'a>>) -> Self {
-        Self { pieces, piece: 0, index: 0 }
+    fn new(mut pieces: Vec<Piece<'a>>) -> Self {
+        pieces.retain(|piece| !piece.indices.is_empty());
+        Self { pieces, passed: 0, passed_blocks: 0 }
     }
 
     fn count(&self) -> u64 {
-        let count = |piece: &Piece<'_>| match piece {
-            Piece::Span(_) => 1,
-            Piece::Blocks { indices, .. } => indices.len() as u64,
-        };
-        self.pieces.iter().map(count).sum()
+        self.pieces.iter().map(|piece| piece.indices.len() as u64).sum()
     }
 
+    /// What is left of the piece that comes next; at least one block.
     #[inline]
-    fn next(&mut self) -> Result<Option<Flat>, Error> {
-        loop {
-            match self.pieces.get(self.piece) {
-                None => return Ok(None),
-                Some(Piece::Span(span)) => {
-                    self.piece += 1;
-                    return Ok(Some(*span));
-                }
-                Some(Piece::Blocks { region, geometry, indices }) => {
-                    if let Some(block) = indices.get(self.index) {
-                        self.index += 1;
-                        let offset = block_offset(geometry, *block)?;
-                        let length = geometry.block_bytes;
-                        return Ok(Some(Flat { region: *region, offset, length }));
-                    }
-                    self.piece += 1;
-                    self.index = 0;
-                }
-            }
+    fn piece(&self) -> Option<Piece<'a>> {
+        let piece = self.pieces.get(self.passed)?;
+        Some(Piece { indices: &piece.indices[self.passed_blocks..], ..*piece })
+    }
+
+    /// So many blocks of that piece are done.
+    #[inline]
+    fn pass(&mut self, blocks: usize) {
+        self.passed_blocks += blocks;
+        if self.passed_blocks == self.pieces[self.passed].indices.len() {
+            (self.passed, self.passed_blocks) = (self.passed + 1, 0);
         }
     }
 }
@@ -177,12 +205,11 @@ fn local_pieces<'a>(
     let mut last: Option<(Arc<RegionInner>, u16)> = None;
     for piece in &local.0 {
         pieces.push(match piece {
-            LocalPiece::Span(span) => Piece::Span(Flat {
-                region: regions.number(span.region.id, || Ok(span.region.clone()))?,
-                offset: span.offset,
-                length: span.length,
-            }),
-            LocalPiece::Blocks(blocks) => Piece::Blocks {
+            LocalPiece::Span(span) => {
+                let region = regions.number(span.region.id, || Ok(span.region.clone()))?;
+                Piece::span(region, span.offset, span.length)
+            }
+            LocalPiece::Blocks(blocks) => Piece {
                 region: regions.number(blocks.region.id, || Ok(blocks.region.clone()))?,
                 geometry: blocks.geometry,
                 indices: &blocks.indices,
@@ -203,7 +230,7 @@ fn local_pieces<'a>(
                         (base, number)
                     }
                 };
-                Piece::Span(Flat { region: number, offset: address - base, length })
+                Piece::span(number, address - base, length)
             }
         });
     }
@@ -235,12 +262,10 @@ impl Known<'_> {
         let mut pieces = Vec::with_capacity(remote.pieces.len());
         for piece in &remote.pieces {
             pieces.push(match piece {
-                RemotePiece::Span(span) => Piece::Span(Flat {
-                    region: number(span.incarnation, span.region)?,
-                    offset: span.offset,
-                    length: span.length,
-                }),
-                RemotePiece::Blocks(blocks) => Piece::Blocks {
+                RemotePiece::Span(span) => {
+                    Piece::span(number(span.incarnation, span.region)?, span.offset, span.length)
+                }
+                RemotePiece::Blocks(blocks) => Piece {
                     region: number(blocks.incarnation, blocks.region)?,
                     geometry: blocks.geometry,
                     indices: &blocks.indices,
@@ -250,11 +275,8 @@ impl Known<'_> {
                     let region = self.table.find(address, length).ok_or_else(|| {
                         Error::NotShared { address, length, peer: self.peer.clone() }
                     })?;
-                    Piece::Span(Flat {
-                        region: number(self.incarnation, region.id)?,
-                        offset: address - region.base,
-                        length,
-                    })
+                    let offset = address - region.base;
+                    Piece::span(number(self.incarnation, region.id)?, offset, length)
                 }
             });
         }
