@@ -6,13 +6,13 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
 
 use parking_lot::Mutex;
 
 use super::ParsePrefix;
 use super::later;
-use super::pages::PagePipe;
+use super::outgoing::Outgoing;
 use super::reactor::{Handle, TURN_BYTES};
 use super::receive::{Received, Receiver};
 use super::send::{Queue, Sender, Sent};
@@ -35,6 +35,12 @@ pub struct LaneConfig {
 pub trait LaneHandler: Send + Sync {
     /// A frame's prefix and head have arrived.
     fn on_frame(&self, lane: &Lane, prefix: &[u8; 16], head: &[u8]) -> Incoming;
+
+    /// Nothing more can be dealt with now: what waits for company is to be sent. Called by whoever
+    /// dealt with something, after that, so no frame is without a call that comes behind it: when
+    /// nothing more has come, and before the lane is not read for a while because too much waits to be
+    /// sent. Not when the lane closes.
+    fn on_idle(&self, _lane: &Lane) {}
 
     /// The lane is closed and touches nothing any more. Called once.
     fn on_closed(&self, lane: &Lane, reason: &CloseReason);
@@ -152,85 +158,6 @@ impl Storer<'_> {
 /// A [`MemoryError`] as an I/O error that [`socket::is_memory_fault`] recognises.
 fn fault(error: MemoryError) -> io::Error {
     io::Error::other(error)
-}
-
-/// A frame with a payload on its way out.
-pub trait Outgoing: Send {
-    /// Appends prefix and head to `out` and makes ready to send the payload. Called once, when the
-    /// frame's turn has come.
-    fn start(&mut self, out: &mut Vec<u8>) -> Start;
-
-    /// Sends a part of the payload by one call of `loader`, made while permission to read the
-    /// memory is held.
-    fn load(&mut self, loader: &mut Loader<'_>) -> Load;
-
-    /// All of the frame has been handed to the connection; or, where `whole` is false, permission
-    /// was withdrawn and the frame was taken back or filled with zeros. Frames without payload
-    /// that are appended to `out` go next. Not called when the lane closes first.
-    fn sent(self: Box<Self>, whole: bool, out: &mut Vec<u8>);
-}
-
-/// Whether a frame goes out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// Prefix and head are in `out`; this many payload bytes follow by [`Outgoing::load`].
-    Payload(usize),
-    /// Prefix and head are in `out`, and that is all of it.
-    Bare,
-    /// Nobody wants it any more; nothing was appended.
-    Skip,
-}
-
-/// The result of [`Outgoing::load`].
-#[derive(Debug)]
-pub enum Load {
-    /// Permission was there, and this came of it.
-    Sent(io::Result<usize>),
-    /// There is no permission any more, and the receiver is known to drop what follows: the rest
-    /// is filled with zeros.
-    Fill,
-    /// There is no permission any more, and the receiver may still store what follows: the lane is
-    /// reset, unless none of the frame is out yet.
-    Reset,
-}
-
-/// Sends a part of a payload, behind whatever has to go first.
-#[derive(Debug)]
-pub struct Loader<'a> {
-    pub(super) socket: RawFd,
-    pub(super) head: &'a [u8],
-    pub(super) scratch: &'a mut IoVecs,
-    pub(super) pipe: &'a mut PagePipe,
-}
-
-impl Loader<'_> {
-    /// Sends from `spans`.
-    ///
-    /// # Errors
-    /// What the kernel says, `WouldBlock` included.
-    pub fn load(&mut self, spans: &mut SpanList) -> io::Result<usize> {
-        spans.gather(self.socket, self.head, self.scratch)
-    }
-
-    /// Whether [`Loader::lend`] pays for `spans`, and is to be had on this lane. The same for all of a
-    /// payload.
-    #[must_use]
-    pub fn can_lend(&mut self, spans: &SpanList) -> bool {
-        self.pipe.takes(spans)
-    }
-
-    /// As [`Loader::load`], but what is sent are the pages and not a copy of them: what the receiver
-    /// gets is what they hold when it takes them, also after this lane is closed. Only where
-    /// [`Loader::can_lend`], and then for all of a payload.
-    ///
-    /// # Errors
-    /// As [`Loader::load`].
-    pub fn lend(&mut self, spans: &mut SpanList) -> io::Result<usize> {
-        if !self.head.is_empty() {
-            return socket::send_more(self.socket, self.head);
-        }
-        self.pipe.pass(self.socket, spans, self.scratch)
-    }
 }
 
 /// Why a lane closed.
@@ -407,10 +334,35 @@ impl Lane {
         let Some(open) = receiver.as_mut() else { return };
         let received = open.receive_some(self, LOOK_BYTES);
         drop(receiver);
-        // Whatever else there is to do about it is the reactor's, which no event may tell.
-        if !matches!(received, Received::Idle { .. }) {
-            self.0.reactor.kick(self.0.token);
+        match received {
+            Received::Idle { in_frame } => self.rest(!in_frame),
+            // Whatever else there is to do about it is the reactor's, which no event may tell.
+            _ => self.0.reactor.kick(self.0.token),
         }
+    }
+
+    /// Something that did not come by the connection is dealt with, and nothing more can be now: what
+    /// was held back goes out, as after frames.
+    pub fn idle(&self) {
+        self.rest(true);
+    }
+
+    /// Nothing more can be dealt with now. Unless the other end is in the middle of a frame it is through
+    /// with what it had to say: then nothing is held back that it may be waiting for.
+    pub(super) fn rest(&self, is_through: bool) {
+        self.0.handler.on_idle(self);
+        if is_through && self.backlog_frames() > 0 {
+            self.flush();
+        }
+    }
+
+    /// Whether the lane is not read because too much waits to be sent, and no more of that than may.
+    pub(super) fn is_due_again(&self) -> bool {
+        // Whoever pauses looks here after it has said so, and whoever sends after it has sent: one of
+        // the two sees what the other has written.
+        fence(Ordering::SeqCst);
+        self.0.paused.load(Ordering::Acquire)
+            && self.backlog_frames() <= self.0.config.backlog_frames
     }
 
     /// Sends what is queued, as much as a thread may at once; or has it sent when this thread is
@@ -438,6 +390,10 @@ impl Lane {
             },
             || !self.0.queue.lock().is_empty(),
         );
+        if self.is_due_again() {
+            // No event may tell.
+            self.0.reactor.kick(self.0.token);
+        }
         budget - left
     }
 

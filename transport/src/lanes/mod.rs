@@ -35,6 +35,7 @@
 mod frame;
 mod lane;
 mod later;
+mod outgoing;
 mod pages;
 mod reactor;
 mod receive;
@@ -44,10 +45,11 @@ mod watch;
 
 pub use frame::{FramePrefix, ParsePrefix};
 pub use lane::{
-    CloseReason, Incoming, Landed, Landing, Lane, LaneConfig, LaneHandler, Line, Load, Loader,
-    Outgoing, Owed, Progress, Start, Store, Storer, Work,
+    CloseReason, Incoming, Landed, Landing, Lane, LaneConfig, LaneHandler, Line, Owed, Progress,
+    Store, Storer, Work,
 };
 pub use later::send_afterwards;
+pub use outgoing::{Load, Loader, Outgoing, Start};
 pub use reactor::{Reactor, ReactorConfig};
 pub use socket::{is_memory_fault, is_unhealthy};
 pub use watch::{Look, Watch, Watched};

@@ -312,19 +312,18 @@ impl Turns {
             match self.receive(&lane) {
                 Received::Idle { in_frame } => {
                     turn.receive = false;
-                    // The other end is through with what it had to say: nothing is held back that
-                    // it may be waiting for.
-                    if !in_frame {
-                        lane.flush();
-                    }
+                    lane.rest(!in_frame);
                 }
-                Received::Paused => turn.receive = false,
+                Received::Paused => {
+                    turn.receive = false;
+                    // What was held back may be all that it waits for.
+                    lane.rest(true);
+                }
                 Received::More => {}
                 Received::Over(reason) => return self.close(&lane, &reason),
             }
         }
-        let backlog = lane.backlog_frames();
-        if lane.0.paused.load(Ordering::Acquire) && backlog <= lane.0.config.backlog_frames {
+        if lane.is_due_again() {
             lane.0.paused.store(false, Ordering::Release);
             turn.receive = true;
         }

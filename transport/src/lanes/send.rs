@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::lane::{Lane, Load, Loader, Outgoing, RESET, Start};
+use super::lane::{Lane, RESET};
+use super::outgoing::{Load, Loader, Outgoing, Start};
 use super::pages::PagePipe;
 use super::socket;
 use crate::descriptor;

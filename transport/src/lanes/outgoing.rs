@@ -1,0 +1,87 @@
+//! Frames with payloads, as whoever sends them decides about them.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use super::pages::PagePipe;
+use super::socket;
+use crate::memory::{IoVecs, SpanList};
+
+/// A frame with a payload on its way out.
+pub trait Outgoing: Send {
+    /// Appends prefix and head to `out` and makes ready to send the payload. Called once, when the
+    /// frame's turn has come.
+    fn start(&mut self, out: &mut Vec<u8>) -> Start;
+
+    /// Sends a part of the payload by one call of `loader`, made while permission to read the
+    /// memory is held.
+    fn load(&mut self, loader: &mut Loader<'_>) -> Load;
+
+    /// All of the frame has been handed to the connection; or, where `whole` is false, permission
+    /// was withdrawn and the frame was taken back or filled with zeros. Frames without payload
+    /// that are appended to `out` go next. Not called when the lane closes first.
+    fn sent(self: Box<Self>, whole: bool, out: &mut Vec<u8>);
+}
+
+/// Whether a frame goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Prefix and head are in `out`; this many payload bytes follow by [`Outgoing::load`].
+    Payload(usize),
+    /// Prefix and head are in `out`, and that is all of it.
+    Bare,
+    /// Nobody wants it any more; nothing was appended.
+    Skip,
+}
+
+/// The result of [`Outgoing::load`].
+#[derive(Debug)]
+pub enum Load {
+    /// Permission was there, and this came of it.
+    Sent(io::Result<usize>),
+    /// There is no permission any more, and the receiver is known to drop what follows: the rest
+    /// is filled with zeros.
+    Fill,
+    /// There is no permission any more, and the receiver may still store what follows: the lane is
+    /// reset, unless none of the frame is out yet.
+    Reset,
+}
+
+/// Sends a part of a payload, behind whatever has to go first.
+#[derive(Debug)]
+pub struct Loader<'a> {
+    pub(super) socket: RawFd,
+    pub(super) head: &'a [u8],
+    pub(super) scratch: &'a mut IoVecs,
+    pub(super) pipe: &'a mut PagePipe,
+}
+
+impl Loader<'_> {
+    /// Sends from `spans`.
+    ///
+    /// # Errors
+    /// What the kernel says, `WouldBlock` included.
+    pub fn load(&mut self, spans: &mut SpanList) -> io::Result<usize> {
+        spans.gather(self.socket, self.head, self.scratch)
+    }
+
+    /// Whether [`Loader::lend`] pays for `spans`, and is to be had on this lane. The same for all of a
+    /// payload.
+    #[must_use]
+    pub fn can_lend(&mut self, spans: &SpanList) -> bool {
+        self.pipe.takes(spans)
+    }
+
+    /// As [`Loader::load`], but what is sent are the pages and not a copy of them: what the receiver
+    /// gets is what they hold when it takes them, also after this lane is closed. Only where
+    /// [`Loader::can_lend`], and then for all of a payload.
+    ///
+    /// # Errors
+    /// As [`Loader::load`].
+    pub fn lend(&mut self, spans: &mut SpanList) -> io::Result<usize> {
+        if !self.head.is_empty() {
+            return socket::send_more(self.socket, self.head);
+        }
+        self.pipe.pass(self.socket, spans, self.scratch)
+    }
+}
