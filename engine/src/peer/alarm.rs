@@ -11,8 +11,25 @@ use super::PeerInner;
 /// When the timer task of a peer wakes next, and how to wake it earlier.
 #[derive(Default)]
 pub(super) struct Alarm {
-    pub(super) armed: Mutex<Option<Instant>>,
-    pub(super) rearm: Notify,
+    armed: Mutex<Option<Instant>>,
+    rearm: Notify,
+}
+
+impl Alarm {
+    /// Has it wake at `next`, if that is earlier than it would.
+    pub(super) fn arm(&self, next: Option<Instant>) {
+        let Some(next) = next else { return };
+        let mut armed = self.armed.lock();
+        if armed.is_none_or(|armed| next < armed) {
+            *armed = Some(next);
+            self.rearm.notify_one();
+        }
+    }
+
+    /// Wakes it now, for it to find that there is nobody left.
+    pub(super) fn dismiss(&self) {
+        self.rearm.notify_one();
+    }
 }
 
 /// Calls the session when its time has come, for as long as the peer is held.

@@ -210,7 +210,7 @@ impl PeerInner {
             (result, session.next_timeout())
         };
         self.drive();
-        self.arm(next);
+        self.alarm.arm(next);
         result
     }
 
@@ -230,19 +230,20 @@ impl PeerInner {
         });
     }
 
-    fn arm(&self, next: Option<Instant>) {
-        let Some(next) = next else { return };
-        let mut armed = self.alarm.armed.lock();
-        if armed.is_none_or(|armed| next < armed) {
-            *armed = Some(next);
-            self.alarm.rearm.notify_one();
-        }
-    }
-
     fn carry_out(self: &Arc<Self>, actions: Actions) {
         let mut frames: Vec<Box<dyn Outgoing>> = Vec::new();
         let mut frames_lane = None;
+        let mut controls = Vec::new();
+        let mut controls_lane = None;
         for action in actions {
+            let lane_of_control = match &action {
+                Action::Send { lane, .. } => Some(*lane),
+                _ => None,
+            };
+            if controls_lane != lane_of_control {
+                self.send_controls(controls_lane, &mut controls);
+                controls_lane = lane_of_control;
+            }
             let lane_of_post = match &action {
                 Action::Post { lane, .. } => Some(*lane),
                 _ => None,
@@ -257,11 +258,7 @@ impl PeerInner {
                     let post = Post { slice, answer_now, floor, by_reference };
                     frames.push(Box::new(SliceFrame::new(token, post)));
                 }
-                Action::Send { lane, control } => {
-                    let mut frame = Vec::new();
-                    control.encode(&mut frame);
-                    self.send(lane, &frame);
-                }
+                Action::Send { control, .. } => control.encode(&mut controls),
                 Action::Notify { lane, transfer, floor, token } => {
                     let mut frame = Vec::new();
                     let notification = token.terms().notification.as_deref().unwrap_or_default();
@@ -292,7 +289,15 @@ impl PeerInner {
                 }
             }
         }
+        self.send_controls(controls_lane, &mut controls);
         self.post(frames_lane, frames);
+    }
+
+    fn send_controls(&self, lane: Option<LaneId>, controls: &mut Vec<u8>) {
+        if let Some(lane) = lane {
+            self.send(lane, controls);
+            controls.clear();
+        }
     }
 
     /// Whether the peer can read what a slice is of, or may lend it, instead of a payload. Regions
@@ -398,6 +403,15 @@ impl PeerInner {
     fn awaits(&self, lane: LaneId, transfer: TransferId, slice: u32) -> Option<Arc<Cargo>> {
         self.session.lock().awaits(lane, transfer, slice).cloned()
     }
+    /// Nothing more can be dealt with on a lane now.
+    fn lane_idle(self: &Arc<Self>, lane: LaneId) {
+        // Looked for where it is laid down, and under the same lock: a mark of its own could be taken
+        // by one who then finds nothing yet, and be gone when there is something.
+        if self.session.lock().has_unsaid(lane) {
+            self.event(|session, _| session.on_lane_idle(lane));
+        }
+    }
+
 
     /// Lets every transfer fail, fenced where there is time.
     pub(crate) fn drain(self: &Arc<Self>) {
@@ -473,7 +487,6 @@ impl fmt::Debug for PeerInner {
 impl Drop for PeerInner {
     fn drop(&mut self) {
         self.replace_control(None);
-        // The timer task finds that there is nobody left.
-        self.alarm.rearm.notify_one();
+        self.alarm.dismiss();
     }
 }

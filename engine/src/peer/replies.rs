@@ -155,6 +155,12 @@ impl LaneHandler for ReplyHandler {
         }
     }
 
+    fn on_idle(&self, _lane: &Lane) {
+        if let Some(peer) = self.peer.upgrade() {
+            peer.lane_idle(self.lane);
+        }
+    }
+
     fn on_closed(&self, _lane: &Lane, reason: &CloseReason) {
         let has_failed =
             self.tie.has_failed() || !matches!(reason, CloseReason::Local | CloseReason::Reset);

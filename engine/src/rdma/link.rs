@@ -198,7 +198,7 @@ impl Link {
         }
         if has_ended && let Some(lane) = &lane {
             // Nothing that comes on the lane may tell when what was held back is to go out.
-            lane.send_queued();
+            lane.idle();
         }
         drop(lost);
         match broken {

@@ -157,7 +157,8 @@ impl RequestHandler {
                 }) =>
             {
                 self.holds.hold(transfer, slice, authority);
-                reply(lane, Reply::Held { transfer, slice, status: Status::HeldUntilLanded });
+                let status = Status::HeldUntilLanded;
+                reply_later(lane, Reply::Held { transfer, slice, status });
             }
             Ok((authority, spans)) => lane.send_bulk(Box::new(DataFrame {
                 core: self.core.clone(),
@@ -206,7 +207,7 @@ impl RequestHandler {
             Control::Landed { transfer, slice } => {
                 let status = self.holds.landed(transfer, slice);
                 self.core.initiators.count(status);
-                reply(lane, Reply::Held { transfer, slice, status });
+                reply_later(lane, Reply::Held { transfer, slice, status });
             }
         }
         Ok(Incoming::Done)
@@ -240,6 +241,13 @@ fn reply(lane: &Lane, reply: Reply) {
     let mut frame = Vec::new();
     reply.encode_plain(&mut frame);
     lane.send(&frame);
+}
+
+/// Replies once nothing more of what the initiator has sent can be dealt with.
+fn reply_later(lane: &Lane, reply: Reply) {
+    let mut frame = Vec::new();
+    reply.encode_plain(&mut frame);
+    lane.send_later(&frame);
 }
 
 /// A notification, as it came.

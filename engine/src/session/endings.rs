@@ -31,9 +31,7 @@ impl<T: Clone> Session<T> {
             self.lanes.unload(lane, bytes);
         }
         if let Step::SayLanded(slice) = step {
-            let control = Control::Landed { transfer: id, slice };
-            self.actions.push_back(Action::Send { lane, control });
-            return;
+            return self.note_landed(lane, id, slice, bytes);
         }
         self.follow(id, step);
     }

@@ -129,6 +129,7 @@ impl<T: Clone> Session<T> {
             }
         }
         for asked in self.lost.values_mut() {
+        self.unsaid.forget(lane);
             if *asked == Some(lane) {
                 *asked = None;
             }

@@ -23,6 +23,7 @@ mod pair;
 mod schedule;
 mod settings;
 mod table;
+mod unsaid;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
@@ -35,6 +36,7 @@ use crate::net::Endpoint;
 use crate::transfer::{Outcome, Spec, TransferState};
 use lanes::LaneSet;
 use table::{Entry, Transfers};
+use unsaid::Unsaid;
 
 pub use action::Action;
 pub use settings::Settings;
@@ -84,6 +86,8 @@ pub struct Session<T> {
     to_notify: VecDeque<TransferId>,
     retries: VecDeque<(Instant, TransferId)>,
     heard: Instant,
+    /// Slices that have landed, of which their sources have not been told.
+    unsaid: Unsaid,
     next_ping: Instant,
     nonce: u64,
     used: Instant,
@@ -114,6 +118,7 @@ impl<T: Clone> Session<T> {
             to_notify: VecDeque::new(),
             retries: VecDeque::new(),
             heard: now,
+            unsaid: Unsaid::default(),
             next_ping: now,
             nonce: 0,
             used: now,
@@ -264,6 +269,7 @@ impl<T: Clone> Session<T> {
     }
 
     /// A reply without a payload arrived on a lane.
+        self.unsaid = Unsaid::default();
     pub fn on_reply(&mut self, now: Instant, lane: LaneId, reply: Reply) {
         self.hear_answer(now);
         match reply {

@@ -35,8 +35,8 @@ enum Slice {
     /// To be posted.
     Queued,
     /// On its way on a lane. A read slice is done when it has landed here and the source has said
-    /// that it was held.
-    Posted { lane: LaneId, landed: bool, held: bool },
+    /// that it was held: by itself, or `asked` when it has landed.
+    Posted { lane: LaneId, landed: bool, held: bool, asked: bool },
     /// Its lane is lost, and the target may still store what that lane carried.
     Adrift { lane: LaneId },
     /// Nothing is left to do for it.
@@ -201,7 +201,8 @@ impl TransferState {
                 self.fresh - 1
             }
         };
-        self.slices[slice as usize] = Slice::Posted { lane, landed: false, held: false };
+        self.slices[slice as usize] =
+            Slice::Posted { lane, landed: false, held: false, asked: false };
         self.out += 1;
         self.touched = true;
         Some(slice)
@@ -255,7 +256,7 @@ impl TransferState {
             return Step::Stale;
         }
         match self.slices.get_mut(slice as usize) {
-            Some(Slice::Posted { lane: posted, landed: mark, held }) if *posted == lane => {
+            Some(Slice::Posted { lane: posted, landed: mark, held, .. }) if *posted == lane => {
                 match landed {
                     Err(error) => self.refused(slice, error),
                     Ok(()) if *held => self.held(slice),
@@ -275,7 +276,7 @@ impl TransferState {
             return Step::Stale;
         }
         match self.slices.get_mut(slice as usize) {
-            Some(Slice::Posted { lane: posted, landed, held }) if *posted == lane => {
+            Some(Slice::Posted { lane: posted, landed, held, asked }) if *posted == lane => {
                 match (status, *landed) {
                     (Status::Done, true) => self.held(slice),
                     (Status::Done, false) => {
@@ -283,8 +284,11 @@ impl TransferState {
                         *held = true;
                         Step::Nothing
                     }
-                    (Status::HeldUntilLanded, true) => Step::SayLanded(slice),
-                    (Status::HeldUntilLanded, false) => Step::Stale,
+                    (Status::HeldUntilLanded, true) if !*asked => {
+                        *asked = true;
+                        Step::SayLanded(slice)
+                    }
+                    (Status::HeldUntilLanded, _) => Step::Stale,
                     // It was taken in part, or after it had changed.
                     (status, true) => self.refused(slice, Error::SourceReleased { status }),
                     (status, false) => self.refused(slice, Error::Refused { slice, status }),

@@ -413,3 +413,59 @@ async fn an_address_of_no_bytes_is_in_no_region_wherever_it_stands_in_the_list()
         assert_eq!(error.remote, Remote::Untouched);
     }
 }
+
+/// More regions than frames may wait on a lane: each is lent by a frame of its own before the first slice
+/// that needs it.
+#[tokio::test]
+async fn one_slice_of_many_regions_that_are_new_to_its_lane_is_pulled_and_pushed_at_once() {
+    const REGIONS: u64 = 80;
+    const PIECE: u64 = 8 << 10;
+    let (owner, initiator) = hosts().await;
+    let regions: Vec<_> = (0..REGIONS)
+        .map(|_| {
+            let region = owner.engine.registry().allocate(PIECE).unwrap();
+            region.share(Access::ReadWrite).unwrap();
+            region
+        })
+        .collect();
+    let peer = initiator.engine.connect(owner.engine.address()).await.unwrap();
+    let remote: Vec<_> = regions
+        .iter()
+        .map(|region| peer.regions().into_iter().find(|there| there.base() == region.base()))
+        .map(|there| there.unwrap().whole())
+        .collect();
+    let here = |index: u64| initiator.cache.span(index * PIECE, PIECE).unwrap();
+    let here: Vec<_> = (0..REGIONS).map(here).collect();
+    for (region, seed) in regions.iter().zip(0..) {
+        fill(region, seed);
+    }
+    let report = peer.read(remote.clone(), here.clone()).await.unwrap();
+    assert_eq!(report.slices, 1);
+    for (index, seed) in (0..REGIONS).zip(0..) {
+        let mut bytes = vec![0; PIECE as usize];
+        initiator.cache.read_at(index * PIECE, &mut bytes).unwrap();
+        let wrong = bytes.iter().zip(0..).position(|(byte, at)| *byte != byte_at(seed, at));
+        assert_eq!(wrong, None, "of region {index}");
+    }
+    fill(&initiator.cache, 7);
+    peer.write(here, remote).await.unwrap();
+    for (region, index) in regions.iter().zip(0..) {
+        let mut bytes = vec![0; PIECE as usize];
+        region.read_at(0, &mut bytes).unwrap();
+        let wrong =
+            bytes.iter().zip(index * PIECE..).position(|(byte, at)| *byte != byte_at(7, at));
+        assert_eq!(wrong, None, "of region {index}");
+    }
+}
+
+/// Who waits looks at the lanes meanwhile, and finds some idle while others are copied by.
+#[test]
+fn no_read_is_left_waiting_by_a_thread_that_looks_while_others_copy() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (_owner, initiator, peer) = runtime.block_on(pair());
+    let remote = peer.regions().remove(0);
+    for _ in 0..300 {
+        let read = peer.read(remote.whole(), initiator.cache.whole()).submit().unwrap();
+        assert_eq!(read.wait().unwrap().bytes, BLOCK * BLOCKS);
+    }
+}

@@ -403,6 +403,7 @@ impl World {
         } else {
             self.session.on_reply(self.now, lane, reply);
         }
+        self.look_for_more(lane);
     }
 
     fn end(&mut self, id: TransferId, token: Token, outcome: Outcome) {

@@ -86,6 +86,15 @@ impl World {
         }
     }
 
+    /// The initiator's driver finds nothing more on a lane, or is faster than what is on its way.
+    pub(super) fn look_for_more(&mut self, lane: LaneId) {
+        let is_on_it =
+            |event: &Event| matches!(event, Event::Reply { lane: on, .. } if *on == lane);
+        if !self.events.values().any(is_on_it) || self.random.one_in(3) {
+            self.session.on_lane_idle(lane);
+        }
+    }
+
     fn serve_write(
         &mut self,
         lane: LaneId,
