@@ -52,6 +52,7 @@ pub struct EngineBuilder {
     notifications: usize,
     plan: PlanLimits,
     session: session::Settings,
+    local_bulk_lanes: usize,
     bootstrap: Option<BootstrapBuilder>,
 }
 
@@ -72,13 +73,14 @@ impl EngineBuilder {
             transports: None,
             run_directory: None,
             rdma: Rdma::default(),
-            io_threads: (cores / 4).clamp(1, 4),
+            io_threads: (cores / 4).clamp(cores.min(2), 4),
             spin: Duration::from_micros(50),
             connect_timeout: Duration::from_secs(3),
             max_lanes_per_peer: 64,
             notifications: 65_536,
             plan,
             session,
+            local_bulk_lanes: (cores / 2).clamp(cores.min(2), 4),
             bootstrap: None,
         }
     }
@@ -139,7 +141,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Threads that drive lanes. Default: a quarter of the cores, 1 to 4.
+    /// Threads that drive lanes, and copy within one host. Default: a quarter of the cores, 2 to 4.
     #[must_use]
     pub fn io_threads(mut self, threads: usize) -> Self {
         self.io_threads = threads;
@@ -154,11 +156,12 @@ impl EngineBuilder {
         self
     }
 
-    /// Lanes for large transfers to one peer, beside the one for small ones. Default: half of the
-    /// cores, 1 to 4.
+    /// Lanes for large transfers to one peer, beside the one for small ones. Default: half of the cores,
+    /// 1 to 4; to a peer on this host, where each is a thread that copies, 2 at least if there are two.
     #[must_use]
     pub fn bulk_lanes(mut self, lanes: usize) -> Self {
         self.session.bulk_lanes = lanes;
+        self.local_bulk_lanes = lanes;
         self
     }
 
@@ -390,6 +393,7 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         .map_err(Error::system("starting a lane thread"))?;
     let settings = Settings {
         session,
+        local_bulk_lanes: builder.local_bulk_lanes,
         plan: builder.plan,
         spin: builder.spin,
         connect_timeout: builder.connect_timeout,

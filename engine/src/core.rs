@@ -1,12 +1,12 @@
 //! What all parts of an engine share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvferry_proto::Incarnation;
 use kvferry_proto::frame::Prefix;
+use kvferry_proto::{Incarnation, LaneId};
 use kvferry_transport::lanes::{FramePrefix, LaneConfig, Reactor};
 use kvferry_transport::local::RunDirectory;
 use parking_lot::Mutex;
@@ -20,8 +20,8 @@ use crate::plan::PlanLimits;
 use crate::rdma::Adapters;
 use crate::registry::Registry;
 use crate::serve::Initiators;
-use crate::session::Settings as SessionSettings;
-use crate::transports::Transports;
+use crate::session::{Settings as SessionSettings, slot_of};
+use crate::transports::{Transport, Transports};
 
 /// How many frames may wait on a lane before it is not read any more.
 const BACKLOG_FRAMES: usize = 64;
@@ -30,6 +30,8 @@ const BACKLOG_FRAMES: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) session: SessionSettings,
+    /// As [`SessionSettings::bulk_lanes`], with peers on this host.
+    pub(crate) local_bulk_lanes: usize,
     pub(crate) plan: PlanLimits,
     /// How long a thread looks for more before it sleeps.
     pub(crate) spin: Duration,
@@ -41,6 +43,16 @@ pub(crate) struct Settings {
     pub(crate) transports: Transports,
     /// Where lanes are advertised; none: the host that the caller reached, and the port got.
     pub(crate) lane_address: Option<Endpoint>,
+}
+
+impl Settings {
+    /// Lanes for large transfers to a peer that this carries them to.
+    pub(crate) fn bulk_lanes(&self, transport: Option<Transport>) -> usize {
+        match transport {
+            Some(Transport::Local) => self.local_bulk_lanes,
+            Some(Transport::Tcp | Transport::Rdma) | None => self.session.bulk_lanes,
+        }
+    }
 }
 
 pub(crate) struct Core {
@@ -56,7 +68,6 @@ pub(crate) struct Core {
     /// The RDMA adapters that are used, until shutdown.
     adapters: Mutex<Option<Arc<Adapters>>>,
     reactors: Mutex<Vec<Arc<Reactor>>>,
-    next_reactor: AtomicUsize,
     next_session: AtomicU64,
     shut: AtomicBool,
     pid: u32,
@@ -87,7 +98,6 @@ impl Core {
             peers: Mutex::default(),
             adapters: Mutex::new(adapters),
             reactors: Mutex::new(reactors),
-            next_reactor: AtomicUsize::new(0),
             next_session: AtomicU64::new(0),
             shut: AtomicBool::new(false),
             pid: std::process::id(),
@@ -110,11 +120,18 @@ impl Core {
         self.next_session.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The thread for the next lane, in turn; `None` after shutdown.
-    pub(crate) fn reactor(&self) -> Option<Arc<Reactor>> {
+    /// The thread for a lane of a session; `None` after shutdown. Each of a session's lanes goes to
+    /// another as long as there is one, and so does what takes its place when it is lost: large transfers
+    /// are copied, or taken off their connections, by several threads at once.
+    pub(crate) fn reactor(&self, session: u64, lane: LaneId) -> Option<Arc<Reactor>> {
         let reactors = self.reactors.lock();
-        let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
-        reactors.get(turn.checked_rem(reactors.len())?).cloned()
+        reactors.get(turn(session, lane, reactors.len())?).cloned()
+    }
+
+    /// How many threads these lanes of a session are on.
+    pub(crate) fn threads_of(&self, session: u64, lanes: impl Iterator<Item = LaneId>) -> usize {
+        let threads = self.reactors.lock().len();
+        lanes.filter_map(|lane| turn(session, lane, threads)).collect::<BTreeSet<_>>().len()
     }
 
     /// The RDMA adapters, where they are used; `None` after shutdown.
@@ -184,6 +201,12 @@ impl Core {
         let adapters = self.adapters.lock().take();
         drop(adapters);
     }
+}
+
+/// Which of so many threads a lane of a session is on.
+fn turn(session: u64, lane: LaneId, threads: usize) -> Option<usize> {
+    let turn = session.wrapping_add(slot_of(lane).into());
+    usize::try_from(turn.checked_rem(threads as u64)?).ok()
 }
 
 fn parse_prefix(bytes: &[u8; FramePrefix::BYTES]) -> Option<FramePrefix> {

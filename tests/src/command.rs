@@ -19,7 +19,7 @@ pub struct Setup {
     pub rdma_devices: Option<String>,
     /// Where it meets processes of its host.
     pub run_directory: Option<PathBuf>,
-    /// Lanes for large transfers.
+    /// Lanes for large transfers; 1 by default, however many cores there are.
     pub bulk_lanes: Option<usize>,
     /// Bytes of a slice.
     pub slice_bytes: Option<u32>,

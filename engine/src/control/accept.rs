@@ -185,7 +185,10 @@ impl Admitted {
     ) -> io::Result<()> {
         let initiator = self.initiator.map_err(io::Error::other)?;
         let opened = stream.and_then(|stream| {
-            let reactor = core.reactor().ok_or_else(|| io::Error::other(Refusal::ShuttingDown))?;
+            // Each initiator numbers its sessions by itself.
+            let session = hello.initiator.0.wrapping_add(hello.session);
+            let reactor = core.reactor(session, hello.lane);
+            let reactor = reactor.ok_or_else(|| io::Error::other(Refusal::ShuttingDown))?;
             let tie = Tie::new(Lender::Owner, bond);
             let handler =
                 RequestHandler::new(core.clone(), initiator.clone(), hello.lane, tie.clone());

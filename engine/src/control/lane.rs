@@ -150,7 +150,7 @@ pub(super) fn add(
     bond: Bond,
     on_gone: Option<OnGone>,
 ) -> Result<(), Error> {
-    let reactor = peer.core().reactor().ok_or(Error::Shutdown)?;
+    let reactor = peer.core().reactor(peer.number(), lane).ok_or(Error::Shutdown)?;
     let tie = Tie::new(Lender::Initiator, bond);
     let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane, tie.clone(), on_gone));
     peer.lanes()

@@ -117,6 +117,7 @@ impl Peer {
             transport: session.incarnation().and_then(|_| self.0.transport()),
             open_transfers: session.open_transfers(),
             open_lanes: session.open_lanes(),
+            bulk_threads: self.0.core.threads_of(self.0.number, session.bulk_lanes_up()),
             stale_answers: session.stale_answers(),
         }
     }
@@ -133,6 +134,8 @@ pub struct PeerStatus {
     pub open_transfers: usize,
     /// Lanes to it.
     pub open_lanes: usize,
+    /// Threads that those for large transfers are on: so many carry one at once, or copy it.
+    pub bulk_threads: usize,
     /// Answers that matched nothing under way: late, repeated, or made up.
     pub stale_answers: u64,
 }

@@ -374,7 +374,11 @@ impl PeerInner {
             Ok(incarnation) => tracing::info!(peer = %self.endpoint, %incarnation, "connected"),
             Err(error) => tracing::warn!(peer = %self.endpoint, %error, "not connected"),
         }
-        self.event(|session, now| session.on_handshake(now, incarnation));
+        let bulk_lanes = self.core.settings.bulk_lanes(self.transport());
+        self.event(|session, now| {
+            session.set_bulk_lanes(bulk_lanes);
+            session.on_handshake(now, incarnation);
+        });
     }
 
     pub(crate) fn offer(&self) -> Option<Offer> {
@@ -399,10 +403,6 @@ impl PeerInner {
         self.event(|session, now| session.on_reply(now, lane, reply));
     }
 
-    /// The read that waits for the payload of a slice on a lane.
-    fn awaits(&self, lane: LaneId, transfer: TransferId, slice: u32) -> Option<Arc<Cargo>> {
-        self.session.lock().awaits(lane, transfer, slice).cloned()
-    }
     /// Nothing more can be dealt with on a lane now.
     fn lane_idle(self: &Arc<Self>, lane: LaneId) {
         // Looked for where it is laid down, and under the same lock: a mark of its own could be taken
@@ -412,6 +412,10 @@ impl PeerInner {
         }
     }
 
+    /// The read that waits for the payload of a slice on a lane.
+    fn awaits(&self, lane: LaneId, transfer: TransferId, slice: u32) -> Option<Arc<Cargo>> {
+        self.session.lock().awaits(lane, transfer, slice).cloned()
+    }
 
     /// Lets every transfer fail, fenced where there is time.
     pub(crate) fn drain(self: &Arc<Self>) {

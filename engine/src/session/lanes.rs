@@ -10,11 +10,28 @@ use super::Settings;
 /// The slot of the express lane; the others are for bulk.
 const EXPRESS: usize = 0;
 
+/// How many slots the numbers of lanes tell apart: at least as many as a peer accepts lanes. A lane can
+/// be opened anew 2^26 times.
+const SLOTS: u32 = 64;
+
+/// Which of a session's lanes one takes the place of, as its number says: 0 is the one for what is
+/// small. Both ends know by it which thread a lane belongs on.
+pub(crate) fn slot_of(lane: LaneId) -> u32 {
+    lane.0.wrapping_sub(1) % SLOTS
+}
+
+fn numbered(slot: usize, turn: u32) -> LaneId {
+    let slot = u32::try_from(slot).unwrap_or(u32::MAX) % SLOTS;
+    LaneId(turn.wrapping_mul(SLOTS).wrapping_add(slot).wrapping_add(1))
+}
+
 #[derive(Debug, Default)]
 struct Slot {
     lane: Option<LaneId>,
     failures: u32,
     retry_at: Option<Instant>,
+    /// How many lanes were opened for it.
+    opened: u32,
 }
 
 #[derive(Debug)]
@@ -32,19 +49,25 @@ struct Lane {
 #[derive(Debug)]
 pub(super) struct LaneSet {
     slots: Vec<Slot>,
+    /// So many of the slots are wanted: what others hold stays until it closes.
+    wanted: usize,
     lanes: BTreeMap<LaneId, Lane>,
-    next: u32,
 }
 
 impl LaneSet {
     pub(super) fn new(bulk: usize) -> Self {
         let slots = std::iter::repeat_with(Slot::default).take(bulk + 1).collect();
-        Self { slots, lanes: BTreeMap::new(), next: 1 }
+        Self { slots, wanted: bulk + 1, lanes: BTreeMap::new() }
     }
 
     /// Lanes that are open.
     pub(super) fn up(&self) -> impl Iterator<Item = LaneId> + '_ {
         self.lanes.iter().filter(|(_, lane)| lane.usable()).map(|(id, _)| *id)
+    }
+
+    /// Those of them that are for bulk.
+    pub(super) fn bulk_up(&self) -> impl Iterator<Item = LaneId> + '_ {
+        self.up().filter(|id| self.lanes[id].slot != EXPRESS)
     }
 
     pub(super) fn all(&self) -> Vec<LaneId> {
@@ -59,10 +82,10 @@ impl LaneSet {
     /// Numbers for lanes that are missing and may be tried now.
     pub(super) fn open_missing(&mut self, now: Instant) -> Vec<LaneId> {
         let mut opened = Vec::new();
-        for (index, slot) in self.slots.iter_mut().enumerate() {
+        for (index, slot) in self.slots.iter_mut().take(self.wanted).enumerate() {
             if slot.lane.is_none() && slot.retry_at.is_none_or(|at| at <= now) {
-                let id = LaneId(self.next);
-                self.next += 1;
+                let id = numbered(index, slot.opened);
+                slot.opened = slot.opened.wrapping_add(1);
                 slot.lane = Some(id);
                 self.lanes.insert(id, Lane::new(index));
                 opened.push(id);
@@ -73,8 +96,17 @@ impl LaneSet {
 
     /// When a missing lane may be tried again.
     pub(super) fn next_retry(&self) -> Option<Instant> {
-        let missing = self.slots.iter().filter(|slot| slot.lane.is_none());
+        let wanted = self.slots.iter().take(self.wanted);
+        let missing = wanted.filter(|slot| slot.lane.is_none());
         missing.filter_map(|slot| slot.retry_at).min()
+    }
+
+    /// Wants so many lanes for bulk from now on.
+    pub(super) fn want(&mut self, bulk: usize) {
+        self.wanted = bulk + 1;
+        if self.slots.len() < self.wanted {
+            self.slots.resize_with(self.wanted, Slot::default);
+        }
     }
 
     pub(super) fn forget_failures(&mut self) {
@@ -184,5 +216,48 @@ impl Lane {
 
     fn usable(&self) -> bool {
         self.up && !self.retired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_the_place_of_a_lost_lane_has_its_slot_and_never_its_number() {
+        let (now, settings) = (Instant::now(), Settings::default());
+        let mut set = LaneSet::new(2);
+        let mut seen = set.open_missing(now);
+        assert_eq!(seen.iter().map(|lane| slot_of(*lane)).collect::<Vec<_>>(), [0, 1, 2]);
+        let mut lost = seen[1];
+        for _ in 0..100 {
+            set.set_up(lost);
+            set.remove(lost, now, &settings);
+            set.forget_failures();
+            let opened = set.open_missing(now);
+            assert_eq!(opened.iter().map(|lane| slot_of(*lane)).collect::<Vec<_>>(), [1]);
+            lost = opened[0];
+            assert!(!seen.contains(&lost));
+            seen.push(lost);
+        }
+    }
+
+    #[test]
+    fn lanes_that_are_not_wanted_any_more_stay_until_they_close() {
+        let (now, settings) = (Instant::now(), Settings::default());
+        let mut set = LaneSet::new(2);
+        let opened = set.open_missing(now);
+        for lane in &opened {
+            set.set_up(*lane);
+        }
+        set.want(1);
+        assert_eq!(set.up().count(), 3);
+        set.remove(opened[2], now, &settings);
+        set.forget_failures();
+        assert!(set.open_missing(now).is_empty());
+        set.want(3);
+        let anew = set.open_missing(now);
+        assert_eq!(anew.iter().map(|lane| slot_of(*lane)).collect::<Vec<_>>(), [2, 3]);
+        assert_ne!(anew[0], opened[2]);
     }
 }

@@ -31,6 +31,7 @@ impl<T: Clone> Session<T> {
                 self.next_ping = now + self.settings.ping_interval;
                 self.answered = false;
                 self.lanes.forget_failures();
+                self.lanes.want(self.settings.bulk_lanes);
             }
             Err(error) => {
                 self.give_up_all(&error);
@@ -128,8 +129,8 @@ impl<T: Clone> Session<T> {
                 self.queue(id);
             }
         }
-        for asked in self.lost.values_mut() {
         self.unsaid.forget(lane);
+        for asked in self.lost.values_mut() {
             if *asked == Some(lane) {
                 *asked = None;
             }

@@ -39,6 +39,7 @@ use table::{Entry, Transfers};
 use unsaid::Unsaid;
 
 pub use action::Action;
+pub(crate) use lanes::slot_of;
 pub use settings::Settings;
 
 /// What [`Session::connect`] found.
@@ -85,9 +86,9 @@ pub struct Session<T> {
     to_fence: VecDeque<TransferId>,
     to_notify: VecDeque<TransferId>,
     retries: VecDeque<(Instant, TransferId)>,
-    heard: Instant,
     /// Slices that have landed, of which their sources have not been told.
     unsaid: Unsaid,
+    heard: Instant,
     next_ping: Instant,
     nonce: u64,
     used: Instant,
@@ -117,8 +118,8 @@ impl<T: Clone> Session<T> {
             to_fence: VecDeque::new(),
             to_notify: VecDeque::new(),
             retries: VecDeque::new(),
-            heard: now,
             unsaid: Unsaid::default(),
+            heard: now,
             next_ping: now,
             nonce: 0,
             used: now,
@@ -146,6 +147,11 @@ impl<T: Clone> Session<T> {
     #[must_use]
     pub fn open_lanes(&self) -> usize {
         self.lanes.up().count()
+    }
+
+    /// The lanes for large transfers that are open.
+    pub fn bulk_lanes_up(&self) -> impl Iterator<Item = LaneId> + '_ {
+        self.lanes.bulk_up()
     }
 
     /// How many answers matched nothing under way, and were ignored.
@@ -263,13 +269,13 @@ impl<T: Clone> Session<T> {
         let reset = !self.transfers.is_empty();
         self.give_up_all(cause);
         self.link = Link::Closed;
+        self.unsaid = Unsaid::default();
         for lane in self.lanes.clear() {
             self.actions.push_back(Action::CloseLane { lane, reset });
         }
     }
 
     /// A reply without a payload arrived on a lane.
-        self.unsaid = Unsaid::default();
     pub fn on_reply(&mut self, now: Instant, lane: LaneId, reply: Reply) {
         self.hear_answer(now);
         match reply {
@@ -307,6 +313,12 @@ impl<T: Clone> Session<T> {
         self.hear_answer(now);
         self.settle(lane, transfer, slice, |state| state.on_landed(lane, slice, landed));
         self.pump(now);
+    }
+
+    /// How many lanes for large transfers there are from the next handshake on, beside the one for
+    /// small ones.
+    pub fn set_bulk_lanes(&mut self, bulk: usize) {
+        self.settings.bulk_lanes = bulk;
     }
 
     /// When [`Session::on_timeout`] wants to be called, whatever else happens.

@@ -119,6 +119,7 @@ impl Node {
         let errands = Arc::new(Errands::default());
         let settings = Settings {
             session: settings.session,
+            local_bulk_lanes: settings.session.bulk_lanes,
             plan: settings.plan,
             spin: Duration::ZERO,
             connect_timeout: Duration::ZERO,

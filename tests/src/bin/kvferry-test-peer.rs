@@ -109,9 +109,7 @@ impl Host {
         if let Some(address) = &setup.lane_advertise {
             builder = builder.lane_advertise(address);
         }
-        if let Some(lanes) = setup.bulk_lanes {
-            builder = builder.bulk_lanes(lanes);
-        }
+        builder = builder.bulk_lanes(setup.bulk_lanes.unwrap_or(1));
         if let Some(bytes) = setup.slice_bytes {
             builder = builder.slice_bytes(bytes);
         }

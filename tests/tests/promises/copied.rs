@@ -22,9 +22,10 @@ pub(super) fn pairs(blocks: std::ops::Range<u32>) -> Vec<(u32, u32)> {
     blocks.map(|block| (block, block)).collect()
 }
 
-/// As much as a slice takes: a copy that is stopped is stopped in the middle of one.
+/// As much as a slice takes: a copy that is stopped is stopped in the middle of one. And two lanes, so
+/// that two are copied at once.
 fn large_slices() -> Setup {
-    Setup { slice_bytes: Some(16 << 20), ..Setup::default() }
+    Setup { slice_bytes: Some(16 << 20), bulk_lanes: Some(2), ..Setup::default() }
 }
 
 /// The first and the last block of each such slice.
@@ -82,7 +83,8 @@ fn a_target_that_revokes_while_it_copies_keeps_its_blocks() {
 #[test]
 fn a_source_that_is_taken_back_while_it_is_copied_is_never_reported_done() {
     let mut source = start_with(Setup::default(), large(false));
-    let mut reader = start_with(Setup::default(), large(false));
+    let two_lanes = Setup { bulk_lanes: Some(2), ..Setup::default() };
+    let mut reader = start_with(two_lanes, large(false));
     reader.connect(&source);
     let mut met = false;
     for round in 0..ROUNDS {
