@@ -117,6 +117,63 @@ fn a_source_that_is_stopped_in_the_middle_of_a_copy_is_copied_on() {
     }
 }
 
+/// A network namespace, and a cable to it. Gone when dropped.
+struct OwnNetwork(String);
+
+impl OwnNetwork {
+    /// Its address there, for whoever has the other end of the cable.
+    const INSIDE: &str = "10.213.113.2";
+
+    fn make() -> Result<Self, String> {
+        let name = format!("kvf{}", std::process::id());
+        let cable = [format!("{name}a"), format!("{name}b")];
+        let [outside, inside] = &cable;
+        ip(&["netns", "add", &name])?;
+        let network = Self(name);
+        let name = &network.0;
+        ip(&["link", "add", outside, "type", "veth", "peer", "name", inside, "netns", name])?;
+        ip(&["addr", "add", "10.213.113.1/30", "dev", outside])?;
+        ip(&["link", "set", outside, "up"])?;
+        ip(&["-n", name, "addr", "add", &format!("{}/30", Self::INSIDE), "dev", inside])?;
+        ip(&["-n", name, "link", "set", inside, "up"])?;
+        Ok(network)
+    }
+}
+
+impl Drop for OwnNetwork {
+    fn drop(&mut self) {
+        let _ = ip(&["netns", "del", &self.0]);
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    match Program::new("ip").args(arguments).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        other => Err(format!("ip {}: {other:?}", arguments.join(" "))),
+    }
+}
+
+#[test]
+fn processes_in_different_network_namespaces_read_each_other_where_they_share_the_run_directory() {
+    let network = match OwnNetwork::make() {
+        Ok(network) => network,
+        Err(why) => return skip(&format!("this takes root and iproute2 ({why})")),
+    };
+    let listen = Some(format!("{}:0", OwnNetwork::INSIDE));
+    let setup = Setup { listen, ..foreign() };
+    let arguments = ["netns", "exec", &network.0];
+    let mut inside = Process::start_wrapped("ip", &arguments, setup, large(true));
+    let mut outside = start_with(Setup::default(), large(true));
+    outside.connect(&inside);
+    assert_eq!(why_not_in_place(&mut outside, &inside), None);
+    outside.fill(0..COUNT, 1);
+    assert!(outside.transfer(push(&inside, COUNT)).is_by_reference());
+    inside.assert_holds(0..COUNT, 1);
+    inside.fill(0..COUNT, 2);
+    assert!(outside.transfer(pull(&inside, COUNT)).is_by_reference());
+    outside.assert_holds(0..COUNT, 2);
+}
+
 /// A connection to a process's socket that another process has made, which runs `program` now.
 fn connected_by(program: &mut Program, to: &Process) -> (UnixStream, Child) {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
