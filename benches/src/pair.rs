@@ -19,6 +19,9 @@ use crate::pattern::Mismatch;
 use crate::shape::{End, Placement, Shape};
 use crate::side::{Setup, Side};
 
+/// Up to so many bytes a transfer is small, to engines as they are by default.
+const SMALL_BYTES: u64 = 64 << 10;
+
 /// How long the other process may be silent unless somebody says otherwise, in seconds.
 pub(crate) const PATIENCE_S: u64 = 10;
 
@@ -200,12 +203,19 @@ impl Pair {
         Ok(())
     }
 
-    /// What the floor may do.
-    pub(crate) fn floors(&self) -> Vec<Floor> {
-        match self.twin {
-            Some(_) => Way::of(self.side.memory()).iter().copied().map(Floor::Local).collect(),
-            None => Strategy::ALL.map(Floor::Tcp).into(),
+    /// What the floor may do of what the engine did in so many slices.
+    pub(crate) fn floors(&self, load: &Load, slices: u64) -> anyhow::Result<Vec<Floor>> {
+        if self.twin.is_none() {
+            return Ok(Strategy::ALL.map(Floor::Tcp).into());
         }
+        let bytes = self.parts.first().context("no part was placed")?.here.shape().bytes();
+        let transfers = u64::from(load.threads) * u64::from(load.in_flight);
+        // What is small goes by a lane of its own, which is one thread's.
+        let is_small = bytes <= SMALL_BYTES * transfers;
+        let threads = if is_small { 1 } else { self.peer.status().bulk_threads };
+        let threads = u32::try_from(slices.clamp(1, threads.max(1).try_into()?))?;
+        let ways = Way::of(self.side.memory()).iter();
+        Ok(ways.map(|way| Floor::Local(*way, threads)).collect())
     }
 
     /// The size of the pages behind the regions: the smaller one where they differ.
@@ -243,17 +253,22 @@ impl Pair {
     ) -> anyhow::Result<(Sample, Vec<Duration>)> {
         match floor {
             Floor::Tcp(strategy) => self.run_connections(load, strategy),
-            Floor::Local(way) => self.run_copies(load, way),
+            Floor::Local(way, threads) => self.run_copies(load.op, way, threads),
         }
     }
 
-    fn run_copies(&mut self, load: &Load, way: Way) -> anyhow::Result<(Sample, Vec<Duration>)> {
+    fn run_copies(
+        &mut self,
+        op: Op,
+        way: Way,
+        threads: u32,
+    ) -> anyhow::Result<(Sample, Vec<Duration>)> {
         let twin = self.twin.as_ref().context("no twin was made")?;
         let part = self.parts.first().context("no part was placed")?;
-        let (other, op) = (self.side.region(), load.op);
+        let other = self.side.region();
         self.round += 1;
         let pattern = self.side.pattern(self.round);
-        let workers = twin.workers(op, (way, load.threads), (other, &part.here), &part.there)?;
+        let workers = twin.workers(op, (way, threads), (other, &part.here), &part.there)?;
         // In its order the content of a block is found by its number.
         let ((source, from), (target, to)) = match op {
             Op::Write => ((other, &part.here), (twin.region(), &part.there)),

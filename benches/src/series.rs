@@ -102,7 +102,7 @@ impl Series {
         );
         let mut floor = None;
         if self.floor {
-            let chosen = self.calibrate(pair, |floor, sample| {
+            let chosen = self.calibrate(pair, facts.slices, |floor, sample| {
                 progress.show(format_args!("{name}: calibrating the floor, {floor}"));
                 note("the floor", sample);
             })?;
@@ -173,6 +173,7 @@ impl Series {
     fn calibrate(
         &self,
         pair: &mut Pair,
+        slices: u64,
         mut tried: impl FnMut(Floor, &Sample),
     ) -> anyhow::Result<Floor> {
         if self.load.pace != Pace::Bulk {
@@ -182,7 +183,7 @@ impl Series {
             return Ok(paced);
         }
         let mut best: Option<(f64, Floor)> = None;
-        for floor in pair.floors() {
+        for floor in pair.floors(&self.load, slices)? {
             let mut samples = Samples::default();
             for _ in 0..TRIES {
                 let (sample, _) = pair.run_floor(&self.load, floor)?;

@@ -149,9 +149,10 @@ iteration and compared, every byte, after it; neither is timed. A first iteratio
 not counted.
 
 With --floor, every iteration is done once more by code with one purpose: the same blocks, memory
-and threads over plain TCP connections, or, for --transport local, copied within one process: from
-a mapping, or memory that cannot be mapped by process_vm_readv or a Unix socket. The strategy that proves best in a short calibration is
-used and named. The ratio is the median over pairs of neighbouring runs. Where iperf3 is installed
+and threads over plain TCP connections, or, for --transport local, copied within one process, by as
+many threads as the engine's that copy at once: from a mapping, or memory that cannot be mapped by
+process_vm_readv or a Unix socket. The strategy that proves best in a short calibration is used and
+named. The ratio is the median over pairs of neighbouring runs. Where iperf3 is installed
 it says whether that floor deserves the name; between two hosts it is not asked.
 
 --pace hot and cold measure latency: the blocks are moved one transfer after another, without a

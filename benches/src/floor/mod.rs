@@ -7,7 +7,7 @@
 //! processes and the number of threads are the engine's, and so is the pace.
 //!
 //! Where the engine moves blocks within one host, the floor is no connection but a copy within one
-//! process: `copying`.
+//! process, by as many threads as the engine's that copy at once: `copying`.
 
 mod connections;
 mod copying;
@@ -72,15 +72,16 @@ impl fmt::Display for Strategy {
 pub(crate) enum Floor {
     /// Connections between the two processes.
     Tcp(Strategy),
-    /// Copies within one.
-    Local(Way),
+    /// Copies within one, by so many threads.
+    Local(Way, u32),
 }
 
 impl fmt::Display for Floor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(strategy) => strategy.fmt(f),
-            Self::Local(way) => write!(f, "one process, {way}"),
+            Self::Local(way, 1) => write!(f, "one process, {way}, 1 thread"),
+            Self::Local(way, threads) => write!(f, "one process, {way}, {threads} threads"),
         }
     }
 }
