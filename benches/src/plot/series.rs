@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
-use crate::cli::Op;
+use crate::cli::{Memory, Op};
 use crate::pace::Pace;
 use crate::report::Run;
 use crate::table::size;
@@ -13,6 +13,10 @@ use crate::table::size;
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Drawn {
     system: String,
+    #[serde(default)]
+    transport: Option<String>,
+    #[serde(default)]
+    memory: Option<Memory>,
     op: Op,
     pace: Pace,
     block_bytes: u64,
@@ -50,6 +54,8 @@ impl From<&Run> for Drawn {
     fn from(run: &Run) -> Self {
         Self {
             system: run.system.into(),
+            transport: Some(run.transport.into()),
+            memory: Some(run.memory),
             op: run.op,
             pace: run.pace,
             block_bytes: run.block_bytes,
@@ -171,6 +177,8 @@ fn add(lines: &mut Vec<Line>, name: String, is_floor: bool, point: Option<Point>
 
 /// What lines are told apart by: only what differs is in their names.
 struct Names {
+    transports: bool,
+    memories: bool,
     amounts: bool,
     loads: bool,
     orders: bool,
@@ -182,6 +190,8 @@ impl Names {
             values.collect::<BTreeSet<T>>().len() > 1
         }
         Self {
+            transports: differ(runs.iter().filter_map(|run| run.transport.as_ref())),
+            memories: differ(runs.iter().filter_map(|run| run.memory.map(|it| it.to_string()))),
             amounts: differ(runs.iter().map(|run| run.amount())),
             loads: differ(runs.iter().filter_map(|run| run.threads.zip(run.in_flight))),
             orders: differ(runs.iter().map(|run| run.contiguous)),
@@ -190,6 +200,12 @@ impl Names {
 
     fn name(&self, run: &Drawn) -> String {
         let mut name = String::new();
+        if let (true, Some(transport)) = (self.transports, &run.transport) {
+            name.push_str(&format!(", {transport}"));
+        }
+        if let (true, Some(memory)) = (self.memories, run.memory) {
+            name.push_str(&format!(", {memory}"));
+        }
         if self.amounts {
             name.push_str(&format!(", {}", run.amount()));
         }
@@ -265,6 +281,23 @@ pub(super) mod tests {
         assert_eq!(panels[0].lines[0].points[0].low, 3.0);
         let latency = panels[2].lines[0].points[0];
         assert_eq!((latency.y, latency.low, latency.high), (20.0, 20.0, 40.0));
+    }
+
+    #[test]
+    fn what_goes_by_another_way_or_lies_in_other_memory_is_another_line() {
+        let of = |transport: &str, memory| Drawn {
+            transport: Some(transport.into()),
+            memory: Some(memory),
+            ..run("")
+        };
+        let by_tcp = of("tcp", Memory::Shared);
+        let (mapped, foreign) = (of("local", Memory::Shared), of("local", Memory::Foreign));
+        let panels = panels(&[by_tcp, mapped, foreign]);
+        let names: Vec<&str> = panels[0].lines.iter().map(|line| line.name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["kvferry, tcp, shared", "kvferry, local, shared", "kvferry, local, foreign"]
+        );
     }
 
     #[test]
