@@ -86,6 +86,6 @@ instructions: ## Count what a descriptor costs in instructions, and compare (cal
 bench-peers: ## Compare with the published wheels of Mooncake and NIXL, pools too; writes out/peers*.json, out/peers.svg.
 	benches/peers/setup.sh
 	$(CARGO) build --quiet --release --locked -p kvbench
-	python3 benches/peers/compare.py --kind tcp local --kvbench "$${CARGO_TARGET_DIR:-target}/release/kvbench" --json out/peers.json
+	python3 benches/peers/compare.py --kind tcp local foreign --kvbench "$${CARGO_TARGET_DIR:-target}/release/kvbench" --json out/peers.json
 	"$${CARGO_TARGET_DIR:-target}/release/kvbench" plot out/peers.json --output out/peers.svg
 	python3 benches/peers/pool.py --kvbench "$${CARGO_TARGET_DIR:-target}/release/kvbench" --json out/peers-pool.json

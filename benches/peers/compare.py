@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Moves the same scattered blocks with kvferry, Mooncake and NIXL, in turn, and prints the ratios.
 
-Each engine has two processes on this host. Blocks are shuffled at both ends, in memory of huge pages, and
-every byte of every transfer is compared outside the clock. In each round every engine moves each total
+Each engine has two processes on this host. Blocks are shuffled at both ends, in memory of huge pages, or of
+4 KiB pages that kvferry did not allocate (`foreign`), and every byte of every transfer is compared outside
+the clock. In each round every engine moves each total
 a few times, one right after the other; a ratio is of medians of one round, and what is printed is the median
 of the rounds, with their range: the machine's speed drifts, and does so for all of them. Whoever has
 no turn is stopped.
@@ -20,6 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from pair import Failed, Pair
+
+# What is compared: what carries it, the memory that it is in as kvbench calls it, and its pages.
+KINDS = {
+    "tcp": ("tcp", "shared", "huge"),
+    "local": ("local", "shared", "huge"),
+    "foreign": ("local", "foreign", "small"),
+}
 
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -49,7 +57,7 @@ class Round:
 
 @dataclass
 class Contender:
-    """An engine over one kind of connection."""
+    """An engine at one of the kinds of work."""
 
     name: str
     kind: str
@@ -69,7 +77,9 @@ class Kvferry(Contender):
         self.kvbench = kvbench
 
     def measure(self, op: str, block: int, total: int, times: int, seed: int) -> Round:
-        command = [str(self.kvbench), "transfer", "--transport", self.kind, "--op", op]
+        transport, memory, _ = KINDS[self.kind]
+        command = [str(self.kvbench), "transfer", "--transport", transport, "--memory", memory]
+        command += ["--op", op]
         command += ["--block-size", shown(block), "--total", shown(total)]
         command += ["--iterations", str(times), "--seed", str(seed), "--json", "-"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -85,7 +95,7 @@ class Other(Contender):
         self, name: str, kind: str, python: str, script: str, total: int, env: dict[str, str]
     ) -> None:
         super().__init__(name, kind)
-        self.pair = Pair(python, script, total, env)
+        self.pair = Pair(python, script, (total, KINDS[kind][2]), env)
         self.pair.pause()
         self.warm: tuple[str, int] | None = None
 
@@ -131,11 +141,12 @@ def contenders(arguments: argparse.Namespace, total: int) -> list[Contender]:
             Other("Mooncake", "tcp", python, "mooncake_side.py", total, mooncake),
             Other("NIXL", "tcp", python, "nixl_side.py", total, {"UCX_TLS": "tcp"}),
         ]
-    if "local" in arguments.kind:
-        by_kind["local"] = [
-            Kvferry("local", arguments.kvbench),
-            Other("NIXL", "local", python, "nixl_side.py", total, {}),
-        ]
+    for kind in ("local", "foreign"):
+        if kind in arguments.kind:
+            by_kind[kind] = [
+                Kvferry(kind, arguments.kvbench),
+                Other("NIXL", kind, python, "nixl_side.py", total, {}),
+            ]
     return [one for kind in by_kind.values() for one in kind]
 
 
@@ -164,7 +175,8 @@ def row(one: Contender, ours: Contender, op: str, block: int, total: int) -> dic
     pairs = [o.gbps / r.gbps for o, r in zip(ours.rounds, one.rounds, strict=False)]
     return {
         "system": one.name,
-        "transport": one.kind,
+        "transport": KINDS[one.kind][0],
+        "memory": KINDS[one.kind][1],
         "op": op,
         "pace": "bulk",
         "block_bytes": block,
@@ -181,10 +193,10 @@ def row(one: Contender, ours: Contender, op: str, block: int, total: int) -> dic
     }
 
 
-HEADER = "kind   op     block  system    GB/s  (range)       transfer     CPU s/GiB  kvferry is (range)"
+HEADER = "kind     op     block  system    GB/s  (range)       transfer     CPU s/GiB  kvferry is (range)"
 
 
-def print_row(figures: dict[str, Any]) -> None:
+def print_row(kind: str, figures: dict[str, Any]) -> None:
     speeds = f"({figures['gbps_min']:.2f}-{figures['gbps_max']:.2f})"
     times = (
         ""
@@ -195,7 +207,7 @@ def print_row(figures: dict[str, Any]) -> None:
         )
     )
     print(
-        f"{figures['transport']:<5}  {figures['op']:<5} {shown(figures['block_bytes']):>6}"
+        f"{kind:<7}  {figures['op']:<5} {shown(figures['block_bytes']):>6}"
         f"  {figures['system']:<8} {figures['gbps']:>5.2f}  {speeds:<12}"
         f" {figures['p50_us'] / 1000:>8.2f} ms  {figures['cpu_s_per_gib']:>9.2f}  {times}".rstrip(),
         flush=True,
@@ -206,7 +218,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--kvbench", type=Path, required=True, help="the program, built for release")
     parser.add_argument("--home", default="target/peers", help="where setup.sh has put the others")
-    parser.add_argument("--kind", nargs="+", choices=["tcp", "local"], default=["tcp"])
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=["tcp"])
     parser.add_argument("--op", nargs="+", choices=["write", "read"], default=["write", "read"])
     parser.add_argument("--block-size", nargs="+", type=size, default=[4 << 10, 64 << 10, 1 << 20, 4 << 20])
     parser.add_argument("--total", type=size, default=64 << 20)
@@ -229,7 +241,7 @@ def main() -> int:
                         print(f"{one.kind} {op} {shown(block)} {one.name}: {one.failed}")
                     elif one.rounds:
                         runs.append(row(one, ours[one.kind], op, block, arguments.total))
-                        print_row(runs[-1])
+                        print_row(one.kind, runs[-1])
     finally:
         for one in everybody:
             one.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import side
 from mooncake.engine import TransferEngine
@@ -49,5 +47,5 @@ class Mooncake:
 
 
 if __name__ == "__main__":
-    memory = side.Memory(int(sys.argv[1]))
+    memory = side.memory_as_told()
     side.serve_side(side.Side(Mooncake(memory), memory))

@@ -123,7 +123,7 @@ def main() -> None:
         side.serve({}, {})
         store.close()
         return
-    memory = side.Memory(bytes_)
+    memory = side.Memory(bytes_, in_huge_pages=True)
     user = User(join(master, 0), memory)
     side.serve({"batches": user.batches, "calls": user.calls}, {})
     user.store.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -53,5 +52,5 @@ class Nixl:
 
 
 if __name__ == "__main__":
-    memory = side.Memory(int(sys.argv[1]))
+    memory = side.memory_as_told()
     side.serve_side(side.Side(Nixl(memory), memory))

@@ -74,9 +74,11 @@ class Process:
 class Pair:
     """An initiator and a target that know each other."""
 
-    def __init__(self, python: str, script: str, memory_bytes: int, env: dict[str, str]) -> None:
-        self.target = Process(python, script, [str(memory_bytes)], env)
-        self.initiator = Process(python, script, [str(memory_bytes)], env)
+    def __init__(self, python: str, script: str, memory: tuple[int, str], env: dict[str, str]) -> None:
+        """`memory` is how many bytes each has, in pages that are `huge` or `small`."""
+        arguments = [str(memory[0]), memory[1]]
+        self.target = Process(python, script, arguments, env)
+        self.initiator = Process(python, script, arguments, env)
         self.target.do("connect", **self.initiator.hello)
         self.initiator.do("connect", **self.target.hello)
         self.shape = (0, 0)

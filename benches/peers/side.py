@@ -1,8 +1,8 @@
 """One process of a pair that moves blocks with somebody else's engine.
 
 It does what `kvbench` does with ours: the same shuffled blocks, memory of the same size in pages of the
-same size, every byte of every transfer checked outside the clock. Commands and answers are lines of JSON
-on standard input and output; `compare.py` gives them.
+same size, huge ones or those of 4 KiB, every byte of every transfer checked outside the clock. Commands
+and answers are lines of JSON on standard input and output; `compare.py` gives them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,23 @@ class Engine(Protocol):
 
 
 class Memory:
-    """Memory in huge pages, as far as the kernel has them."""
+    """Memory of this process alone: in huge pages, as far as the kernel has them, or in none."""
 
-    def __init__(self, bytes_: int) -> None:
+    def __init__(self, bytes_: int, in_huge_pages: bool) -> None:
         self.map = mmap.mmap(-1, bytes_ + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         skipped = -start % HUGE_PAGE
-        self.map.madvise(mmap.MADV_HUGEPAGE)
+        self.map.madvise(mmap.MADV_HUGEPAGE if in_huge_pages else mmap.MADV_NOHUGEPAGE)
         self.base = start + skipped
         self.bytes = bytes_
         self.array = np.frombuffer(self.map, np.uint8, bytes_, skipped)
         self.array[:] = 0
+
+
+def memory_as_told() -> Memory:
+    """Memory of so many bytes and such pages as the command line says."""
+    bytes_, pages = sys.argv[1:]
+    return Memory(int(bytes_), in_huge_pages=pages == "huge")
 
 
 def orders(seed: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
