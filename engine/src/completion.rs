@@ -138,9 +138,7 @@ impl Transfer {
         let began = Instant::now();
         let driver = self.cargo.driver();
         let patience = driver.spin().min(patience);
-        while !self.ending().is_over() && began.elapsed() < patience {
-            driver.look();
-        }
+        driver.look(self.id(), &|| self.ending().is_over() || began.elapsed() >= patience);
     }
 
     fn ending(&self) -> &Ending<Ended> {

@@ -25,6 +25,10 @@ const MOST_LOANS: usize = 4096;
 /// take, some tens of microseconds where no page is touched for the first time.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 
+/// While this much is to be copied on a lane, nothing comes of it within the time that a thread looks for
+/// more before it sleeps: so it need not look, which takes from the copy where both share cores.
+pub(crate) const BUSY_BYTES: u64 = 1 << 20;
+
 /// From this many bytes a span on, foreign memory is read where it lies, not sent as a payload.
 ///
 /// `kvbench ways`, 64 MiB on two cores of an AMD EPYC (Genoa class): read in place by one thread at

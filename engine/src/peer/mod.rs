@@ -4,6 +4,7 @@
 mod alarm;
 #[cfg(feature = "simulation")]
 mod by_hand;
+mod driver;
 mod fetched;
 mod frames;
 mod handle;
@@ -13,8 +14,8 @@ mod replies;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use kvferry_proto::frame::{Reply, Request as WireRequest};
 use kvferry_proto::{Incarnation, LaneId, TransferId};
@@ -35,13 +36,14 @@ use crate::registry::Registry;
 use crate::remote::RemoteTable;
 use crate::session::{Action, Connection, Session};
 use crate::time;
-use crate::transfer::cargo::{Cargo, Driver, Post};
+use crate::transfer::cargo::{Cargo, Post};
 use crate::transfer::{Op, Spec};
 use crate::transports::Transport;
 
 use alarm::Alarm;
 use frames::SliceFrame;
 
+pub(crate) use driver::PeerDriver;
 pub use handle::{Peer, PeerStatus};
 pub(crate) use replies::{OnGone, ReplyHandler};
 
@@ -412,6 +414,10 @@ impl PeerInner {
         }
     }
 
+    fn out_bytes(&self, lane: LaneId) -> u64 {
+        self.session.lock().out_bytes(lane)
+    }
+
     /// The read that waits for the payload of a slice on a lane.
     fn awaits(&self, lane: LaneId, transfer: TransferId, slice: u32) -> Option<Arc<Cargo>> {
         self.session.lock().awaits(lane, transfer, slice).cloned()
@@ -437,48 +443,6 @@ impl PeerInner {
         self.event(|session, _| session.close(&Error::Shutdown));
         self.replace_control(None);
         self.answer_waiting(&Err(Error::Shutdown));
-    }
-}
-
-impl Driver for PeerDriver {
-    fn cancel(&self, transfer: TransferId) {
-        if let Some(peer) = self.peer() {
-            peer.event(|session, now| session.fail(now, transfer, Error::Cancelled));
-        }
-    }
-
-    fn cut(&self, transfer: TransferId) {
-        if let Some(peer) = self.peer() {
-            peer.event(|session, now| session.give_up(now, transfer, Error::RegionWithdrawn));
-        }
-    }
-
-    fn fault(&self, transfer: TransferId) {
-        if let Some(peer) = self.peer() {
-            peer.event(|session, now| session.fail(now, transfer, Error::MemoryFault));
-        }
-    }
-
-    fn look(&self) {
-        if let Some(peer) = self.0.upgrade() {
-            for lane in peer.lanes.all() {
-                lane.look();
-            }
-        }
-    }
-
-    fn spin(&self) -> Duration {
-        self.0.upgrade().map_or(Duration::ZERO, |peer| peer.core.settings.spin)
-    }
-}
-
-/// A way back to the peer for whoever only knows a transfer.
-pub(crate) struct PeerDriver(pub(crate) Weak<PeerInner>);
-
-impl PeerDriver {
-    /// The peer, unless this is a forked child: its sockets are its parent's.
-    fn peer(&self) -> Option<Arc<PeerInner>> {
-        self.0.upgrade().filter(|peer| peer.core.is_own_process())
     }
 }
 

@@ -14,7 +14,7 @@ use super::fetched;
 use super::lent::{LentRead, SliceOf};
 use crate::error::Error;
 use crate::lanes::Tie;
-use crate::loan::{Borrowings, NOT_LENT_HERE};
+use crate::loan::{BUSY_BYTES, Borrowings, NOT_LENT_HERE};
 use crate::passage;
 use crate::transfer::cargo::{Cargo, Permit};
 use crate::transports::Transport;
@@ -47,6 +47,11 @@ impl ReplyHandler {
             Tie::Host(lending) => Ok(&lending.borrowings),
             Tie::Nothing | Tie::Pair(_) => Err(NOT_LENT_HERE.into()),
         }
+    }
+
+    /// Whether the other end has so much to copy by now that nothing comes of it soon.
+    fn is_copied_from(&self, peer: &PeerInner) -> bool {
+        matches!(self.tie, Tie::Host(_)) && peer.out_bytes(self.lane) >= BUSY_BYTES
     }
 
     /// The other end wants a region back.
@@ -149,7 +154,12 @@ impl LaneHandler for ReplyHandler {
             }
             Ok((_, reply)) => {
                 peer.reply(self.lane, reply);
-                if matches!(reply, Reply::Pong { .. }) { Incoming::Quiet } else { Incoming::Done }
+                let is_quiet = match reply {
+                    Reply::Pong { .. } => true,
+                    Reply::Ack { .. } => self.is_copied_from(&peer),
+                    _ => false,
+                };
+                if is_quiet { Incoming::Quiet } else { Incoming::Done }
             }
             Err(error) => Incoming::Violation(error.to_string()),
         }

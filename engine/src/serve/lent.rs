@@ -116,33 +116,54 @@ const MOST_HELD: usize = 16_384;
 
 /// Read slices of one lane whose source is held while the initiator copies it.
 #[derive(Default)]
-pub(super) struct Holds(Mutex<BTreeMap<(TransferId, u32), Authority>>);
+pub(super) struct Holds(Mutex<Held>);
+
+#[derive(Default)]
+struct Held {
+    slices: BTreeMap<(TransferId, u32), (Authority, u32)>,
+    /// Of all of them.
+    bytes: u64,
+}
 
 impl Holds {
     /// Whether another can be held. What is held for transfers below `floor` is let go.
     pub(super) fn has_room(&self, floor: TransferId) -> bool {
         let mut held = self.0.lock();
-        if held.first_key_value().is_some_and(|((transfer, _), _)| *transfer < floor) {
-            *held = held.split_off(&(floor, 0));
+        if held.slices.first_key_value().is_some_and(|((transfer, _), _)| *transfer < floor) {
+            held.slices = held.slices.split_off(&(floor, 0));
+            held.bytes = held.slices.values().map(|(_, bytes)| u64::from(*bytes)).sum();
         }
-        held.len() < MOST_HELD
+        held.slices.len() < MOST_HELD
     }
 
-    pub(super) fn hold(&self, transfer: TransferId, slice: u32, authority: Authority) {
-        self.0.lock().insert((transfer, slice), authority);
+    pub(super) fn hold(&self, transfer: TransferId, slice: u32, authority: Authority, bytes: u32) {
+        let mut held = self.0.lock();
+        held.bytes += u64::from(bytes);
+        if let Some((_, before)) = held.slices.insert((transfer, slice), (authority, bytes)) {
+            held.bytes -= u64::from(before);
+        }
     }
 
     /// A slice has landed. Whether its source was held until then: a permission that is over never
     /// comes back, so it was if it is there now.
     pub(super) fn landed(&self, transfer: TransferId, slice: u32) -> Status {
-        match self.0.lock().remove(&(transfer, slice)) {
-            Some(authority) => authority.check().err().unwrap_or(Status::Done),
+        let mut held = self.0.lock();
+        match held.slices.remove(&(transfer, slice)) {
+            Some((authority, bytes)) => {
+                held.bytes -= u64::from(bytes);
+                authority.check().err().unwrap_or(Status::Done)
+            }
             None => Status::GrantGone,
         }
     }
 
+    /// How many bytes are held.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.lock().bytes
+    }
+
     /// The lane is closed.
     pub(super) fn clear(&self) {
-        self.0.lock().clear();
+        *self.0.lock() = Held::default();
     }
 }

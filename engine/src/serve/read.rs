@@ -35,7 +35,7 @@ impl DataFrame {
         self.core.initiators.count(status);
         if let Some(holds) = self.holds.filter(|_| self.lent && status == Status::Done) {
             // The initiator may take the pages out of its socket much later.
-            holds.hold(self.transfer, self.slice, self.authority);
+            holds.hold(self.transfer, self.slice, self.authority, self.payload_bytes);
             status = Status::HeldUntilLanded;
         }
         Reply::Held { transfer: self.transfer, slice: self.slice, status }.encode_plain(out);

@@ -15,7 +15,7 @@ use super::write::{SliceOf, WriteLanding};
 use crate::core::Core;
 use crate::inbox::Notification;
 use crate::lanes::Tie;
-use crate::loan::NOT_LENT_HERE;
+use crate::loan::{BUSY_BYTES, NOT_LENT_HERE};
 use crate::passage;
 
 pub(crate) struct RequestHandler {
@@ -156,9 +156,10 @@ impl RequestHandler {
                         )
                 }) =>
             {
-                self.holds.hold(transfer, slice, authority);
+                self.holds.hold(transfer, slice, authority, request.total.bytes);
                 let status = Status::HeldUntilLanded;
                 reply_later(lane, Reply::Held { transfer, slice, status });
+                return Ok(self.unless_copied_from());
             }
             Ok((authority, spans)) => lane.send_bulk(Box::new(DataFrame {
                 core: self.core.clone(),
@@ -208,9 +209,16 @@ impl RequestHandler {
                 let status = self.holds.landed(transfer, slice);
                 self.core.initiators.count(status);
                 reply_later(lane, Reply::Held { transfer, slice, status });
+                return Ok(self.unless_copied_from());
             }
         }
         Ok(Incoming::Done)
+    }
+
+    /// A frame is dealt with. Nothing more comes soon where the initiator has much to copy.
+    fn unless_copied_from(&self) -> Incoming {
+        let is_copied_from = matches!(self.tie, Tie::Host(_)) && self.holds.bytes() >= BUSY_BYTES;
+        if is_copied_from { Incoming::Quiet } else { Incoming::Done }
     }
 }
 

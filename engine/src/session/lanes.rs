@@ -182,6 +182,10 @@ impl LaneSet {
         (self.lanes[&least].out_bytes < window).then_some(least)
     }
 
+    pub(super) fn out_bytes(&self, id: LaneId) -> u64 {
+        self.lanes.get(&id).map_or(0, |lane| lane.out_bytes)
+    }
+
     /// A slice is posted. Returns the bytes posted since an answer was asked for.
     pub(super) fn load(&mut self, id: LaneId, bytes: u32) -> u64 {
         let Some(lane) = self.lanes.get_mut(&id) else { return 0 };

@@ -167,6 +167,21 @@ impl<T: Clone> Session<T> {
         entry.transfer.awaits(lane, slice).then_some(&entry.token)
     }
 
+    /// The lanes that answers to a transfer are to come on: those that its slices are out on, and the one
+    /// for what has no payload.
+    #[must_use]
+    pub fn lanes_of(&self, transfer: TransferId) -> BTreeSet<LaneId> {
+        let entry = self.transfers.get(transfer);
+        let out = entry.iter().flat_map(|entry| entry.transfer.posted().map(|(lane, _)| lane));
+        out.chain(self.lanes.control()).collect()
+    }
+
+    /// How many bytes are out on a lane: posted, and not known to have arrived.
+    #[must_use]
+    pub fn out_bytes(&self, lane: LaneId) -> u64 {
+        self.lanes.out_bytes(lane)
+    }
+
     /// Whether something has to be done now.
     #[must_use]
     pub fn has_actions(&self) -> bool {

@@ -33,8 +33,9 @@ pub(crate) trait Driver: Send + Sync {
     fn cut(&self, transfer: TransferId);
     /// Memory of this process cannot be read: the transfer fails.
     fn fault(&self, transfer: TransferId);
-    /// Looks for answers on the peer's lanes, on this thread.
-    fn look(&self);
+    /// Looks for answers to a transfer, on this thread and the lanes that they are to come on, until it
+    /// `is_over`; not at all while there is no such lane.
+    fn look(&self, transfer: TransferId, is_over: &dyn Fn() -> bool);
     /// How long a thread that waits looks before it sleeps.
     fn spin(&self) -> Duration;
 }
