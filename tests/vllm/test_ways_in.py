@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kvferry.vllm
@@ -102,6 +104,22 @@ def test_the_plug_in_is_there_for_vllm_to_find_and_imports_nothing_heavy() -> No
         "assert 'torch' not in sys.modules and 'vllm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("replace", "ends"), [("1", True), ("", False)])
+def test_a_kvferry_that_cannot_be_imported_ends_a_server_that_asks_for_it_and_no_other(
+    replace: str, ends: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "kvferry").mkdir()
+    (tmp_path / "kvferry/__init__.py").write_text("raise ImportError('a symbol is missing')")
+    code = "from vllm.plugins import load_general_plugins; load_general_plugins(); print('goes on')"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "KVFERRY_REPLACE": replace}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (run.returncode != 0) is ends, run.stderr[-2000:]
+    assert ("goes on" in run.stdout) is not ends
+    assert "a symbol is missing" in run.stderr + run.stdout
+    assert ("install its wheel again" in run.stderr) is ends
 
 
 def test_importing_our_nixl_connectors_loads_no_nixl_and_leaves_vllms_to_load_it() -> None:

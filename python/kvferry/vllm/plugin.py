@@ -1,4 +1,4 @@
-"""Names in vLLM's registry. vLLM calls `register` in every process of a server (``vllm.general_plugins``)."""
+"""Names in vLLM's registry. vLLM calls `register` in every process of a server, through `kvferry_plugin`."""
 
 from __future__ import annotations
 
