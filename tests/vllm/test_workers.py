@@ -324,6 +324,12 @@ def test_requests_fail_whatever_goes_wrong_with_what_they_name(pair: Pair) -> No
     assert pair.decode.worker._pending_bootstrap_queries == {}
 
 
+def test_a_request_whose_bootstrap_server_is_away_fails_in_seconds(pair: Pair) -> None:
+    pair.pull("x", [7], engine="nowhere", bootstrap=f"http://{HOST}:{free_port()}")
+    assert pair.received(seconds=8) == {"d-x"}
+    assert pair.failed_blocks() == {7}
+
+
 def test_a_notification_that_names_no_grant_is_ignored(pair: Pair) -> None:
     with kvferry.Engine(listen=f"{HOST}:0") as stranger:
         engine = pair.decode.worker.engine

@@ -5,8 +5,8 @@ What is different, each by overriding a method of vLLM's:
 - A decode worker grants the blocks of a request for the time of its pull, and revokes before it reports that
   the pull failed: a prefill worker that was stopped and wakes later cannot write into what is somebody else's
   by then.
-- It notices within seconds that a prefill worker is gone, and asks the bootstrap server again for the one
-  that came after.
+- It notices within seconds that a prefill worker is gone, or that nobody says where it is, and asks the
+  bootstrap server again for the one that came after.
 - It fails every request that an answer does not name, where vLLM would wait for ever.
 - A prefill worker frees the blocks of a failed transfer at once, not after 480 s; answers at once for
   requests that ended before they were sent; and does not trip over requests that it does not know.
@@ -45,6 +45,9 @@ logger = logging.getLogger("vllm.kvferry")
 
 LEASE_S = 15.0
 """For how long a bootstrap server remembers a prefill worker that says nothing."""
+ASKING_S = 5.0
+"""For how long a bootstrap server is asked that does not answer, where VLLM_MOONCAKE_CONNECTOR_TIMEOUT is not
+set: vLLM would give up at once."""
 REMEMBERED = 4096
 """How many transfers a prefill worker remembers that ended without being sent."""
 LAYOUTS = 256
@@ -245,7 +248,8 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
     async def _connect_to_prefiller_bootstrap(self, remote_bootstrap_addr: str) -> None:
         """Learns who the prefill workers are, and which of their incarnations."""
         try:
-            timeout = float(envs.VLLM_MOONCAKE_CONNECTOR_TIMEOUT)
+            is_set = envs.is_set("VLLM_MOONCAKE_CONNECTOR_TIMEOUT")
+            timeout = float(envs.VLLM_MOONCAKE_CONNECTOR_TIMEOUT) if is_set else ASKING_S
             listing = json.loads(await asyncio.to_thread(bootstrap.query, remote_bootstrap_addr, timeout))
             for entry in listing.values():
                 self._learn(entry)
