@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import torch
 import zmq
+from kvferry.compat.mooncake.granted import GrantedEngine, Session
 from kvferry.vllm import layouts
-from kvferry.vllm.mooncake import MooncakeConnector
-from kvferry.vllm.push import BootstrapServer, PushEngine, Session
+from kvferry.vllm.mooncake import BootstrapServer, MooncakeConnector
 from servers import HOST, free_port, until
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as in_tree
 from workers import Instance, config
@@ -359,7 +359,7 @@ def test_a_prefill_worker_of_vllms_own_is_refused(pair: Pair) -> None:
 
 
 def test_vllms_modules_are_as_they_were(pair: Pair) -> None:
-    assert in_tree.TransferEngine is not PushEngine
+    assert in_tree.TransferEngine is not GrantedEngine
     assert in_tree.MooncakeBootstrapServer is not BootstrapServer
     assert in_tree.MooncakeConnectorWorker.__module__ == in_tree.__name__
 

@@ -13,9 +13,9 @@ module       what stands there
 plugin       names in vLLM's registry, and what KVFERRY_REPLACE does to it
 versions     which vLLM this was made for
 standin      names of vLLM's modules that stand for ours while its constructors run
+limits       what is refused, as a server starts
 seal         metadata that only workers of ours take from schedulers of ours
 mooncake     MooncakeConnector: both ends of a push
-push         its engine and bootstrap server: what vLLM takes for Mooncake's
 layouts      the tables of layers in pulls, sent once
 pulls        what a decode worker knows of its open pulls, and of the prefill workers
 nixl         NixlConnector, NixlPullConnector, NixlPushConnector

@@ -34,10 +34,11 @@ from vllm.platforms import current_platform
 
 import kvferry
 from kvferry import bootstrap
+from kvferry.compat.mooncake.granted import GrantedEngine, Session, Written, ranges
 from kvferry.vllm.layouts import UNKNOWN, PullDecoder, PullEncoder, current
+from kvferry.vllm.limits import check_address, check_in_host_memory, check_settings
 from kvferry.vllm.metrics import TRANSFERS, UNREACHED, Changes, MooncakeMetrics, MooncakeStats
 from kvferry.vllm.pulls import Pull, Watches
-from kvferry.vllm.push import BootstrapServer, PushEngine, Session, Written, check_devices, runs
 from kvferry.vllm.seal import SealedConnector
 from kvferry.vllm.standin import affinity_kept, swapped
 
@@ -58,6 +59,27 @@ SENDER_TASKS = 256
 """How many pulls may wait for their prefill at once without keeping others from being sent."""
 
 Status = in_tree.MooncakeXferResponseStatus
+
+
+class BootstrapServer:
+    """Stands in for vLLM's `MooncakeBootstrapServer`: gives a worker that starts again its rank back, answers
+    once all ranks are there, and forgets the dead."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        self._server: bootstrap.Server | None = None
+
+    def start(self) -> None:
+        """Serves, from when this returns on. Raises where the port is taken."""
+        if self._server is None:
+            self._server = bootstrap.Server(f"{self.host}:{self.port}")
+            self.port = self._server.port
+
+    def shutdown(self) -> None:
+        """Ends it. May be called again, and before it was started."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
 
 
 class Replies:
@@ -87,9 +109,10 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
     """One rank's end: sends its blocks, and pulls others'."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        check_devices(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        check_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        check_address(in_tree.get_ip())
         self._registration: bootstrap.Registration | None = None
-        names = {"TransferEngine": PushEngine, "MooncakeBootstrapServer": BootstrapServer}
+        names = {"TransferEngine": GrantedEngine, "MooncakeBootstrapServer": BootstrapServer}
         with (
             affinity_kept(),
             swapped(in_tree, MooncakeKVConnectorStats=MooncakeStats, **names),
@@ -129,12 +152,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Registers the caches. Raises where one is not in host memory: there is no other yet."""
-        for layer, cache in kv_caches.items():
-            if cache.device.type != "cpu":
-                raise ValueError(
-                    f"the KV cache of {layer} is on {cache.device}, and kvferry transfers host memory only: "
-                    "run vLLM's own MooncakeConnector there"
-                )
+        check_in_host_memory(kv_caches)
         super().register_kv_caches(kv_caches)
 
     # --- statistics ---
@@ -355,9 +373,9 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
             addresses.append(ids * np.uint64(stride) + np.uint64(start))
             lengths.append(np.full(len(ids), span, dtype=np.uint64))
         ttl = envs.VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT + 60.0
-        ranges = runs(np.concatenate(addresses), np.concatenate(lengths))
-        grant: kvferry.Grant = self.engine.grant(ranges, incarnation, ttl)
-        self._expected[grant.id] = ranges.total_bytes()
+        blocks_of_layers = ranges(np.concatenate(addresses), np.concatenate(lengths))
+        grant: kvferry.Grant = self.engine.grant(blocks_of_layers, incarnation, ttl)
+        self._expected[grant.id] = blocks_of_layers.total_bytes()
         self._grants.setdefault(request, []).append(grant)
         return grant
 

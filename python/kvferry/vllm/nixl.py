@@ -16,24 +16,19 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from contextvars import ContextVar
 from typing import Any
 
 import msgspec
-import numpy as np
 
 import kvferry
-from kvferry._native import Descriptors
 from kvferry.compat import nixl as ours
+from kvferry.compat.nixl.granted import GrantedAgent
 from kvferry.vllm.in_tree_nixl import PUSH_REG_NOTIF_PREFIX, base_worker
 from kvferry.vllm.in_tree_nixl import connector as in_tree
 from kvferry.vllm.metrics import TRANSFERS, UNREACHED, Changes
 from kvferry.vllm.nixl_metrics import NixlMetrics, NixlStats
 from kvferry.vllm.seal import SealedConnector
 from kvferry.vllm.standin import affinity_kept, swapped
-
-_push_grants: ContextVar[dict[str, int]] = ContextVar("push_grants", default={})  # noqa: B039
-"""The grants of the push that is being started, by the incarnations of who lets whom write."""
 
 logger = logging.getLogger("vllm.kvferry")
 
@@ -153,28 +148,8 @@ class NixlPullScheduler(in_tree.NixlPullConnectorScheduler):
         return kept, params
 
 
-class PushAgent(Agent):
+class PushAgent(Agent, GrantedAgent):
     """An agent whose memory is written by leave only: each request's blocks are granted for its push."""
-
-    def open(self, region: kvferry.Region) -> None:
-        """Tells peers where the memory is. What they may write of it each registration says."""
-        region.layout(len(region), 1).publish(f"vllm.{region.address:x}")
-
-    def leave_of(self, remote: Any) -> kvferry.RemoteGrant | None:
-        """The grant that came with the registrations which are being served."""
-        grant = _push_grants.get().get(f"{remote.incarnation:x}.{self._engine.incarnation:x}")
-        return kvferry.RemoteGrant.named(remote.incarnation, grant, "write") if grant is not None else None
-
-    def count_leaves(self, grants: dict[str, int]) -> int:
-        """From how many decode ranks these let this agent write."""
-        return sum(pair.endswith(f".{self._engine.incarnation:x}") for pair in grants)
-
-    def grant(self, prepared: Any, indices: Any, agent: str, ttl: float) -> tuple[str, kvferry.Grant]:
-        """Lets another agent write some of a prepared list: who lets whom, and the grant."""
-        peer = self._remotes.get(agent).incarnation
-        rows = np.frombuffer(prepared.use().to_bytes(), dtype=np.uint64).reshape(-1, 3)[indices]
-        ranges = Descriptors.from_rows(np.ascontiguousarray(rows))
-        return f"{self._engine.incarnation:x}.{peer:x}", self._engine.grant(ranges, peer, "write", ttl)
 
 
 class Registration(msgspec.Struct):
@@ -272,11 +247,8 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
 
     def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: Any) -> None:
         """Writes a request's blocks, by leave of the decode rank that asks for them."""
-        before = _push_grants.set(registration_data["kvferry_grants"])
-        try:
+        with self.nixl_wrapper.by_leave(registration_data["kvferry_grants"]):
             super()._do_start_push_kv(request_id, local_block_ids, registration_data)
-        finally:
-            _push_grants.reset(before)
 
     def get_transfer_results(self) -> Any:
         """What has ended. Nobody can write any more what is reported as received, well or badly."""

@@ -1,43 +1,33 @@
-"""What vLLM's Mooncake worker takes for a transfer engine and for a bootstrap server.
+"""A transfer engine with Mooncake's calls for programs that agree on each write: memory that is registered is
+written by leave only.
 
-Blocks are written under grants: a decode worker grants the blocks of one request to one prefill worker for
-the time of its pull, and names the grant behind its host, ``HOST#INCARNATION.GRANT``, in the field from which
-vLLM makes the address of a write. So a decode worker that gives a pull up can take the blocks back for
-certain, and nobody writes without being asked.
+Whoever wants blocks grants them to one peer for a time, and names the grant behind its host,
+``HOST#INCARNATION.GRANT``, where the writer has the address of a write from: `Session`. So it can take the
+blocks back for certain, and nobody writes without being asked. Its calls raise what keeps it from starting;
+writes return codes. Made for vLLM's Mooncake connector (`kvferry.vllm.mooncake`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-import kvferry
-from kvferry import _native, bootstrap
+from ..._errors import Error
+from ..._native import Descriptors, Engine, Grant, Peer, Region, RemoteGrant, process_registry
+from ._types import check_metadata_server, transport
 
-logger = logging.getLogger("vllm.kvferry")
+__all__ = ["GrantedEngine", "Session", "SessionError", "Written", "ranges"]
 
-PROTOCOLS = {"tcp": "tcp", "local": "local", "auto": "auto"}
-"""What ``mooncake_protocol`` may be, and the transports that the engine is allowed then."""
-
-
-DEVICES = ("device_name", "device_names_by_gpu", "device_name_per_gpu")
-"""Settings that name RDMA devices."""
-
-
-def check_devices(settings: Mapping[str, Any]) -> None:
-    """Raises where a device is asked for: none of the protocols uses one."""
-    for name in DEVICES:
-        if named := settings.get(name):
-            raise ValueError(f"{name} is {named!r}, and {', '.join(PROTOCOLS)} use no device: leave it out")
+logger = logging.getLogger(__name__)
 
 
 class SessionError(ValueError):
-    """The address of a write names no grant: the decode worker is none of kvferry's."""
+    """The address of a write names no grant: who wants to be written to is none of kvferry's."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ class Session:
 
     @staticmethod
     def mark(owner: int, grant: int) -> str:
-        """What a decode worker appends to its host."""
+        """What who grants appends to its host."""
         return f"#{owner:x}.{grant:x}"
 
     @classmethod
@@ -78,16 +68,16 @@ class Written:
     done: bool
 
 
-def runs(addresses: Any, lengths: Any) -> _native.Descriptors:
+def ranges(addresses: Any, lengths: Any) -> Descriptors:
     """Ranges of memory, from two sequences or arrays of the same length."""
     rows = np.zeros((len(addresses), 3), dtype=np.uint64)
     rows[:, 0] = addresses
     rows[:, 1] = lengths
-    return _native.Descriptors.from_rows(rows)
+    return Descriptors.from_rows(rows)
 
 
-class PushEngine:
-    """Stands in for `mooncake.engine.TransferEngine`: the five methods that vLLM calls, and what ours need.
+class GrantedEngine:
+    """`mooncake.engine.TransferEngine` as far as vLLM's connector calls it, and grants.
 
     Registers memory without sharing it, so a peer may write what it was granted and nothing else.
     """
@@ -95,29 +85,20 @@ class PushEngine:
     def __init__(self) -> None:
         self.on_write: Callable[[Written], None] = lambda written: None
         """Told of the end of each write, on the thread that made it."""
-        self._engine: kvferry.Engine | None = None
-        self._regions: list[kvferry.Region] = []
-        self._peers: dict[str, kvferry.Peer] = {}
+        self._engine: Engine | None = None
+        self._regions: list[Region] = []
+        self._peers: dict[str, Peer] = {}
         self._lock = threading.Lock()
 
     def initialize(self, hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Starts the engine on an address of this host. Raises where it cannot do what was asked for."""
-        if metadata_server != "P2PHANDSHAKE":
-            raise ValueError(f"metadata server {metadata_server!r}: kvferry's engines need none")
-        if protocol not in PROTOCOLS:
-            raise ValueError(
-                f"mooncake_protocol is {protocol!r}, and kvferry has {', '.join(PROTOCOLS)}: "
-                'set "mooncake_protocol" in kv_connector_extra_config to one of them'
-            )
-        if hostname in ("0.0.0.0", "::", ""):
-            raise ValueError("vLLM found no address of this host: set VLLM_HOST_IP to one that others reach")
+        check_metadata_server(metadata_server)
         host = f"[{hostname}]" if ":" in hostname else hostname
-        registry, transport = kvferry.process_registry(), PROTOCOLS[protocol]
-        self._engine = kvferry.Engine(registry, listen=f"{host}:0", transport=transport)
+        self._engine = Engine(process_registry(), listen=f"{host}:0", transport=transport(protocol))
         return 0
 
     @property
-    def engine(self) -> kvferry.Engine:
+    def engine(self) -> Engine:
         """The engine, once it was initialised."""
         if self._engine is None:
             raise RuntimeError("the engine was not initialised, or is shut down")
@@ -139,45 +120,45 @@ class PushEngine:
     def batch_transfer_sync_write(
         self, session: str, sources: list[int], targets: list[int], lengths: list[int]
     ) -> int:
-        """Writes runs of bytes to a session's decode worker. 0 once it has them all; -1 else."""
-        transport = ""
+        """Writes runs of bytes to who granted them. 0 once it has them all; -1 else."""
+        carrier = ""
         try:
             to = Session.parse(session)
             peer = self.engine.connect(to.address)
-            transport = peer.status()["transport"] or ""
+            carrier = peer.status()["transport"] or ""
             with self._lock:
                 # Those that ended have other ports when they come back.
                 self._peers = {at: one for at, one in self._peers.items() if one.incarnation is not None}
                 self._peers[peer.address] = peer
             report = peer.write(
-                runs(sources, lengths),
-                runs(targets, lengths),
-                grant=kvferry.RemoteGrant.named(to.owner, to.grant, "write"),
-                notify=f"{to.grant:x} {transport}".encode(),
+                ranges(sources, lengths),
+                ranges(targets, lengths),
+                grant=RemoteGrant.named(to.owner, to.grant, "write"),
+                notify=f"{to.grant:x} {carrier}".encode(),
             ).wait()
-        except (kvferry.Error, SessionError) as error:
+        except (Error, SessionError) as error:
             logger.warning("writing to %s failed: %s", session, error)
-            self.on_write(Written(transport, sum(lengths), done=False))
+            self.on_write(Written(carrier, sum(lengths), done=False))
             return -1
         self.on_write(Written(report.transport, report.bytes, done=True))
         return 0
 
-    def peers(self) -> list[kvferry.Peer]:
+    def peers(self) -> list[Peer]:
         """Those that were written to."""
         with self._lock:
             return list(self._peers.values())
 
-    def grant(self, ranges: _native.Descriptors, peer: int, ttl: float) -> kvferry.Grant:
+    def grant(self, what: Descriptors, peer: int, ttl: float) -> Grant:
         """Lets the engine with this incarnation write these ranges of addresses, for a time in seconds."""
-        return self.engine.grant(ranges, peer, "write", ttl)
+        return self.engine.grant(what, peer, "write", ttl)
 
     def arrivals(self) -> dict[int, str]:
         """Grants under which everything has arrived since the last call, and over which transport."""
         arrived = {}
         while (notification := self.engine.try_notification()) is not None:
             try:
-                grant, _, transport = notification.message.decode().partition(" ")
-                arrived[int(grant, 16)] = transport
+                grant, _, carrier = notification.message.decode().partition(" ")
+                arrived[int(grant, 16)] = carrier
             except ValueError:
                 # Anybody may send one.
                 logger.warning("a notification that names no grant is ignored: %r", notification.message[:64])
@@ -191,24 +172,3 @@ class PushEngine:
         for region in self._regions:
             region.unregister(0)
         self._regions.clear()
-
-
-class BootstrapServer:
-    """Stands in for vLLM's `MooncakeBootstrapServer`: gives a worker that starts again its rank back, answers
-    once all ranks are there, and forgets the dead."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
-        self._server: bootstrap.Server | None = None
-
-    def start(self) -> None:
-        """Serves, from when this returns on. Raises where the port is taken."""
-        if self._server is None:
-            self._server = bootstrap.Server(f"{self.host}:{self.port}")
-            self.port = self._server.port
-
-    def shutdown(self) -> None:
-        """Ends it. May be called again, and before it was started."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.shutdown()
