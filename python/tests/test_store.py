@@ -149,6 +149,10 @@ def test_mooncakes_calls_for_bytes(mooncake: MooncakeDistributedStore) -> None:
     assert mooncake.get_size("none") == -704
     assert [mooncake.is_exist(key) for key in ("k", "none")] == [1, 0]
     assert mooncake.put("empty", b"") == -600
+    replicas = mooncake.batch_get_replica_desc(["k", "none"])
+    assert list(replicas) == ["k"]
+    assert [one.is_memory_replica() for one in replicas["k"]] == [True]
+    assert not replicas["k"][0].is_disk_replica() and not replicas["k"][0].is_local_disk_replica()
 
 
 def test_mooncakes_calls_for_registered_memory(mooncake: MooncakeDistributedStore) -> None:

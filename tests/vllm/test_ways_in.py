@@ -12,7 +12,7 @@ from typing import Any
 import kvferry.vllm
 import pytest
 import vllm
-from kvferry.vllm import mooncake, nixl, plugin, seal, versions
+from kvferry.vllm import mooncake, nixl, plugin, seal, store, versions
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -30,7 +30,14 @@ def registry() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"]
+    "name",
+    [
+        "MooncakeConnector",
+        "MooncakeStoreConnector",
+        "NixlConnector",
+        "NixlPullConnector",
+        "NixlPushConnector",
+    ],
 )
 def test_a_module_path_finds_ours_by_vllms_names(name: str) -> None:
     settings = KVTransferConfig(kv_connector=name, kv_connector_module_path="kvferry.vllm", kv_role="kv_both")
@@ -59,6 +66,7 @@ def test_own_names_are_registered_and_vllms_left_alone(
     plugin.register()
     plugin.register()
     assert registry["KvferryMooncakeConnector"]() is mooncake.KvferryMooncakeConnector
+    assert registry["KvferryMooncakeStoreConnector"]() is store.KvferryMooncakeStoreConnector
     assert registry["KvferryNixlPullConnector"]() is nixl.KvferryNixlPullConnector
     assert registry["KvferryNixlPushConnector"]() is nixl.KvferryNixlPushConnector
     assert registry["MooncakeConnector"]() is in_tree.MooncakeConnector
@@ -71,6 +79,7 @@ def test_replacing_puts_ours_behind_vllms_names(
     plugin.register()
     plugin.register()
     assert registry["MooncakeConnector"]() is mooncake.MooncakeConnector
+    assert registry["MooncakeStoreConnector"]() is store.MooncakeStoreConnector
     assert registry["NixlConnector"]() is nixl.NixlConnector
     assert registry["NixlPushConnector"]() is nixl.NixlPushConnector
 

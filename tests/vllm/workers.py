@@ -65,13 +65,18 @@ def caches(value: float) -> dict[str, torch.Tensor]:
     return {layer: whole[number] for number, layer in enumerate(LAYERS)}
 
 
+def worker_half(connector: type, settings: VllmConfig) -> Any:
+    """A connector as a worker has it."""
+    with set_current_vllm_config(settings):
+        one_rank()
+        return connector(settings, KVConnectorRole.WORKER, cache_config())
+
+
 class Instance:
     """A worker half, with its cache."""
 
     def __init__(self, connector: type, settings: VllmConfig, value: float) -> None:
-        with set_current_vllm_config(settings):
-            one_rank()
-            self.connector = connector(settings, KVConnectorRole.WORKER, cache_config())
+        self.connector = worker_half(connector, settings)
         self.worker: Any = self.connector.connector_worker
         self.caches = caches(value)
         self.connector.register_kv_caches(self.caches)

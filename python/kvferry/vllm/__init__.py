@@ -1,10 +1,11 @@
-"""vLLM's prefill and decode connectors, over kvferry's engine.
+"""vLLM's prefill and decode connectors, and that of a pool, over kvferry's engine.
 
 Each connector is vLLM's own, subclassed: its worker is given kvferry's engine where it asks for Mooncake's or
 NIXL's, and what goes wrong there is put right by overriding. Three ways in, see docs/vllm.md:
 
 - ``"kv_connector_module_path": "kvferry.vllm"`` beside an in-tree ``"kv_connector"``;
-- the names ``KvferryMooncakeConnector``, ``KvferryNixlPullConnector`` and ``KvferryNixlPushConnector``;
+- the names ``KvferryMooncakeConnector``, ``KvferryMooncakeStoreConnector``, ``KvferryNixlPullConnector`` and
+  ``KvferryNixlPushConnector``;
 - ``KVFERRY_REPLACE=1``, and vLLM's configuration as it is.
 
 ============ ============================================================================
@@ -18,6 +19,7 @@ seal         metadata that only workers of ours take from schedulers of ours
 mooncake     MooncakeConnector: both ends of a push
 layouts      the tables of layers in pulls, sent once
 pulls        what a decode worker knows of its open pulls, and of the prefill workers
+store        MooncakeStoreConnector: blocks in a pool
 nixl         NixlConnector, NixlPullConnector, NixlPushConnector
 in_tree_nixl vLLM's NIXL connector, imported without NIXL
 metrics      statistics and Prometheus metrics, and MooncakeConnector's
@@ -34,6 +36,8 @@ from typing import Any
 _HOMES = {
     "MooncakeConnector": "kvferry.vllm.mooncake",
     "KvferryMooncakeConnector": "kvferry.vllm.mooncake",
+    "MooncakeStoreConnector": "kvferry.vllm.store",
+    "KvferryMooncakeStoreConnector": "kvferry.vllm.store",
     "NixlConnector": "kvferry.vllm.nixl",
     "NixlPullConnector": "kvferry.vllm.nixl",
     "NixlPushConnector": "kvferry.vllm.nixl",

@@ -7,8 +7,19 @@ import os
 
 from kvferry.vllm import versions
 
-OWN = ("KvferryMooncakeConnector", "KvferryNixlPullConnector", "KvferryNixlPushConnector")
-REPLACED = ("MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector")
+OWN = (
+    "KvferryMooncakeConnector",
+    "KvferryMooncakeStoreConnector",
+    "KvferryNixlPullConnector",
+    "KvferryNixlPushConnector",
+)
+REPLACED = (
+    "MooncakeConnector",
+    "MooncakeStoreConnector",
+    "NixlConnector",
+    "NixlPullConnector",
+    "NixlPushConnector",
+)
 
 logger = logging.getLogger("vllm.kvferry")
 

@@ -14,18 +14,19 @@ _swapping = threading.RLock()
 
 
 @contextmanager
-def swapped(module: ModuleType, **names: Any) -> Iterator[None]:
-    """Has `names` of `module` mean something else for the time of the block, in this whole process."""
+def swapped(where: ModuleType | dict[str, Any], **names: Any) -> Iterator[None]:
+    """Has `names` of a module, or of a table, mean something else for the time of the block, in this whole
+    process."""
+    table = where if isinstance(where, dict) else vars(where)
     with _swapping:
-        absent = {name for name in names if name not in vars(module)}
-        before = {name: vars(module)[name] for name in names.keys() - absent}
-        vars(module).update(names)
+        before = {name: table[name] for name in names if name in table}
+        table.update(names)
         try:
             yield
         finally:
-            vars(module).update(before)
-            for name in absent:
-                del vars(module)[name]
+            table.update(before)
+            for name in names.keys() - before.keys():
+                del table[name]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ..._native import Descriptors, Engine, Lent, Region, Store, process_registr
 from .._memory import Shared
 from ._types import advertised, listening, transport
 
-__all__ = ["MooncakeDistributedStore", "ReplicateConfig"]
+__all__ = ["MooncakeDistributedStore", "ReplicaDescriptor", "ReplicateConfig"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,22 @@ class ReplicateConfig:
             "soft_pin": self.soft_pin_ttl_ms / 1000 if self.with_soft_pin else 0.0,
             "groups": list(self.group_ids) if self.group_ids else [""] * count,
         }
+
+
+class ReplicaDescriptor:
+    """Where a replica of an object is: in memory, as all of a pool's are."""
+
+    def is_memory_replica(self) -> bool:
+        """It is."""
+        return True
+
+    def is_disk_replica(self) -> bool:
+        """It is not."""
+        return False
+
+    def is_local_disk_replica(self) -> bool:
+        """It is not."""
+        return False
 
 
 def _keep_to_itself(region: Region) -> None:
@@ -176,6 +192,11 @@ class MooncakeDistributedStore:
     def get_size(self, key: str) -> int:
         """How many bytes an object has, or a code."""
         return self._code("get_size", lambda: self._running().size(key))
+
+    def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
+        """On what kind of medium each object is that is there: one descriptor for all of its replicas."""
+        found = self.batch_is_exist(keys)
+        return {key: [ReplicaDescriptor()] for key, there in zip(keys, found, strict=True) if there == 1}
 
     # --- putting ---
 
