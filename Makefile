@@ -89,3 +89,7 @@ bench-peers: ## Compare with the published wheels of Mooncake and NIXL, pools to
 	python3 benches/peers/compare.py --kind tcp local foreign --kvbench "$${CARGO_TARGET_DIR:-target}/release/kvbench" --json out/peers.json
 	"$${CARGO_TARGET_DIR:-target}/release/kvbench" plot out/peers.json --output out/peers.svg
 	python3 benches/peers/pool.py --kvbench "$${CARGO_TARGET_DIR:-target}/release/kvbench" --json out/peers-pool.json
+
+.PHONY: bench-vllm
+bench-vllm: ## Compare vLLM over kvferry with vLLM's own connectors; writes out/vllm.json (SETUP=1 installs vLLM).
+	benches/vllm/run --json out/vllm.json

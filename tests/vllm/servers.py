@@ -54,6 +54,9 @@ class Answer:
     status: int
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    """Until all of it was there."""
+    first: float = 0.0
+    """Until its first token was there, where it was streamed."""
     body: Any = None
 
 
@@ -248,17 +251,26 @@ def complete(url: str, text: str, *, tokens: int = 12, timeout: float = 120, **m
     return answer
 
 
-def streamed(url: str, text: str, *, tokens: int, begun: threading.Event) -> list[int]:
+def streamed(url: str, text: str, *, tokens: int, begun: threading.Event | None = None) -> Answer:
     """Asks for a completion token by token. Says when it has begun: it has its blocks from then on."""
-    got: list[int] = []
+    began = time.monotonic()
     request = body(text, tokens=tokens, stream=True)
     with httpx.stream("POST", f"{url}/v1/completions", json=request, timeout=120) as reply:
+        answer = Answer(reply.status_code)
         for line in reply.iter_lines():
             if line.startswith("data: {"):
-                begun.set()
-                for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    got += choice["token_ids"] or ()
-    return got
+                answer.body = json.loads(line.removeprefix("data: "))
+                if "choices" not in answer.body:
+                    # What goes wrong from then on is said in the stream.
+                    answer.status = 500
+                    break
+                answer.first = answer.first or time.monotonic() - began
+                if begun is not None:
+                    begun.set()
+                for choice in answer.body["choices"]:
+                    answer.tokens += choice["token_ids"] or ()
+    answer.seconds = time.monotonic() - began
+    return answer
 
 
 @contextlib.contextmanager

@@ -193,7 +193,7 @@ def test_what_a_prefill_instance_that_is_stopped_in_mid_write_sends_when_it_wake
             assert not other.done(), "the other request has to be there when the write is tried"
         finally:
             pair.decode.signal(signal.SIGCONT)
-        assert other.result() == expected.tokens
+        assert other.result().tokens == expected.tokens
     until("all blocks are free", 10, pair.both_idle)
     # What workers count comes with the next step.
     assert complete(pair.router.url, prompt(100)).status == 200
