@@ -2,9 +2,13 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["kvferry/peer/v1/peer.proto", "kvferry/pool/v1/pool.proto"];
-    let descriptors = protox::compile(files, ["proto"])?;
-    // Keys of a batch are pieces of the message that was received, not copies.
-    tonic_prost_build::configure().bytes(".kvferry.pool.v1").compile_fds(descriptors)?;
+    let peer = protox::compile(["kvferry/peer/v1/peer.proto"], ["proto"])?;
+    tonic_prost_build::configure().compile_fds(peer)?;
+    let pool = protox::compile(["kvferry/pool/v1/pool.proto"], ["proto"])?;
+    tonic_prost_build::configure()
+        // Keys of a batch are pieces of the message that was received, not copies.
+        .bytes(".kvferry.pool.v1")
+        .codec_path("crate::codec::BoundedCodec")
+        .compile_fds(pool)?;
     Ok(())
 }

@@ -13,6 +13,7 @@
 //! | [`frame`] | the frames of the data path: prefix, requests, replies, descriptors, hello |
 //! | [`message`] | values of the control path, and their checked conversion from and to the wire |
 //! | [`pool`] | the same for the pool: keys, segments, puts, leases |
+//! | [`codec`] | how messages of the pool are read: none that would take far more memory than it has bytes |
 //! | [`rpc`] | the types that prost and tonic generate; not to be used past the conversion |
 //!
 //! ```
@@ -32,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+pub mod codec;
 pub mod frame;
 pub mod identity;
 pub mod message;
