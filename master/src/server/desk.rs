@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::clock::Clock;
 use super::metrics::Metrics;
-use crate::state::{Moment, Pool, Settings, Told};
+use crate::state::{Moment, Pool, Settings, Standing, Told};
 
 /// How long an answer waits until owners have recorded what it says: a round trip to each of them.
 const RECORDED: Duration = Duration::from_secs(1);
@@ -119,8 +119,10 @@ impl Desk {
         loop {
             let mut changed = std::pin::pin!(self.recorded.notified());
             changed.as_mut().enable();
-            if self.pool.is_recorded(told) {
-                return true;
+            match self.pool.stand(told) {
+                Standing::Recorded => return true,
+                Standing::Missed => return false,
+                Standing::Awaited => {}
             }
             if timeout_at(deadline, changed).await.is_err() {
                 return self.pool.is_recorded(told);

@@ -65,10 +65,10 @@ impl Clients {
         Self { leases: Leases::new(times), known: HashMap::new() }
     }
 
-    /// Whether nothing more is expected of an owner before it has this change.
-    pub(super) fn has_applied(&self, owner: Incarnation, number: u64) -> bool {
-        let known = self.known.get(&owner).filter(|_| self.leases.is_live(owner));
-        known.is_none_or(|client| client.owner.feed.lock().applied() >= number)
+    /// Whether an owner has this change. `None` where it has not, and cannot be expected to.
+    pub(super) fn has_applied(&self, owner: Incarnation, number: u64) -> Option<bool> {
+        let has = self.known.get(&owner)?.owner.feed.lock().applied() >= number;
+        (has || self.leases.is_live(owner)).then_some(has)
     }
 
     pub(super) fn segment(&self, client: Incarnation, segment: SegmentId) -> Option<&Arc<Segment>> {

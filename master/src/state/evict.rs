@@ -53,9 +53,8 @@ impl Pool {
             Hold::Noticed => urgent,
             Hold::Firm => false,
         };
-        let segments = self.segments.read();
         let mut random = fastrand::Rng::with_seed(seed);
-        let (sample, looked) = self.sample(now, &mut random, &segments, may_go);
+        let (sample, looked) = self.sample(now, &mut random, may_go);
         let objects =
             usize::try_from(self.counts.keys.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let first = random.usize(0..SHARDS);
@@ -64,7 +63,7 @@ impl Pool {
                 if evicted.bytes >= wanted {
                     break;
                 }
-                self.sweep(now, &segments, shard, threshold, wanted, &mut evicted, told);
+                self.sweep(now, shard, threshold, wanted, &mut evicted, told);
             }
         }
         self.counts.evicted_keys.fetch_add(evicted.keys, Ordering::Relaxed);
@@ -77,11 +76,12 @@ impl Pool {
         &self,
         now: Moment,
         random: &mut fastrand::Rng,
-        segments: &Segments,
         may_go: impl Fn(Hold) -> bool,
     ) -> (Vec<Sampled>, usize) {
         let (mut sample, mut looked) = (Vec::new(), 0);
         for shard in &self.shards {
+            // Of each shard anew: a segment that comes waits for one of them, not for all.
+            let segments = self.segments.read();
             let shard = shard.lock();
             let end = shard.objects.end();
             let is_small = end <= SAMPLE;
@@ -90,7 +90,7 @@ impl Pool {
                 let Some(object) = shard.objects.get(number) else { continue };
                 looked += 1;
                 let hold = object.hold(now);
-                if may_go(hold) && Self::is_evictable(segments, object) {
+                if may_go(hold) && Self::is_evictable(&segments, object) {
                     let bytes = object.length * object.copies.iter().count() as u64;
                     sample.push(Sampled { hold, used: object.used, bytes });
                 }
@@ -104,17 +104,16 @@ impl Pool {
         Self::is_visible(segments, object)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one step of an eviction")]
     fn sweep(
         &self,
         now: Moment,
-        segments: &Segments,
         shard: usize,
         threshold: Threshold,
         wanted: u64,
         evicted: &mut Evicted,
         told: &mut Told,
     ) {
+        let segments = self.segments.read();
         let mut groups = BTreeSet::new();
         let mut shard = self.shards[shard].lock();
         for number in 0..shard.objects.end() {
@@ -124,7 +123,7 @@ impl Pool {
             let Some(object) = shard.objects.get(number) else { continue };
             if object.hold(now) != threshold.hold
                 || object.used > threshold.used
-                || !Self::is_evictable(segments, object)
+                || !Self::is_evictable(&segments, object)
             {
                 continue;
             }
@@ -132,7 +131,7 @@ impl Pool {
                 groups.insert(object.group);
                 continue;
             }
-            let gone = self.discard(segments, &mut shard, number, now, told);
+            let gone = self.discard(&segments, &mut shard, number, now, told);
             evicted.add(gone.as_ref());
         }
         drop(shard);
@@ -140,7 +139,7 @@ impl Pool {
             if evicted.bytes >= wanted {
                 break;
             }
-            self.evict_group(now, segments, group, threshold.hold, evicted, told);
+            self.evict_group(now, &segments, group, threshold.hold, evicted, told);
         }
     }
 

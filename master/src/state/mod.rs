@@ -35,13 +35,15 @@
 //! | `clients`, `lease` | joining, signs of life; whose lease runs |
 //! | `mount`, `segment`, `feed`, `extents` | segments coming and going; what their owners have to be told; which of their bytes are free |
 //! | `put`, `placement` | room for objects, and where |
-//! | `find`, `batch`, `remove` | looking, a few keys at a time; removing |
+//! | `find`, `batch` | looking, a few keys at a time |
+//! | `remove`, `removed` | removing, also what is being written |
 //! | `evict`, `eviction`, `group`, `tend` | what goes when room is needed; what is due |
 //! | `shard`, `object`, `name`, `slab` | objects in few bytes |
 //! | `list` | what people ask for |
 //!
-//! Locks are taken in this order: clients; the list of segments; one shard; groups, an owner's feed,
-//! or a segment's room. `batch` holds several shards, and waits for no lock while it does.
+//! Locks are taken in this order: the list of segments; clients; one shard; what was removed, groups,
+//! an owner's feed, or a segment's room. Whoever holds clients waits for nothing that takes long: signs
+//! of life need them. `batch` holds several shards, and waits for no lock while it does.
 
 mod batch;
 mod clients;
@@ -60,6 +62,7 @@ mod object;
 mod placement;
 mod put;
 mod remove;
+mod removed;
 mod segment;
 mod settings;
 mod shard;
@@ -68,6 +71,8 @@ mod tend;
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -89,6 +94,7 @@ use object::{Hold, NO_GROUP, Object};
 use parking_lot::{Mutex, RwLock};
 pub use placement::{Candidate, Choice, Strategy};
 pub use remove::Matcher;
+use removed::Removed;
 use segment::{Segments, Slot};
 pub use settings::{Limits, Settings};
 use shard::Shard;
@@ -120,6 +126,17 @@ impl Told {
     pub fn owners(&self) -> impl Iterator<Item = Incarnation> {
         self.0.keys().copied()
     }
+}
+
+/// How what owners were told stands with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// All have it in their inventories.
+    Recorded,
+    /// Some have not, and can be expected to.
+    Awaited,
+    /// Some have not, and are not expected to: their leases are over.
+    Missed,
 }
 
 /// Numbers that change with objects.
@@ -154,6 +171,8 @@ pub struct Pool {
     /// in milliseconds.
     looked: AtomicU64,
     held_up_ms: AtomicU64,
+    /// What was removed while it was written.
+    removed: Mutex<Removed>,
     /// Segments that are gone, and may still be referred to.
     gone: Mutex<Vec<Slot>>,
     /// One at a time evicts.
@@ -181,6 +200,7 @@ impl Pool {
             is_recovered: AtomicBool::new(false),
             looked: AtomicU64::new(0),
             held_up_ms: AtomicU64::new(0),
+            removed: Mutex::default(),
             gone: Mutex::default(),
             evicting: Mutex::default(),
             counts: Counts::default(),
@@ -247,12 +267,26 @@ impl Pool {
         self.hashing.name(tenant.as_str(), key)
     }
 
-    /// Whether all these owners have what they were told in their inventories. Of those whose lease
-    /// is over nothing is expected: they are told when they come back.
+    /// Whether all these owners have what they were told in their inventories.
     #[must_use]
     pub fn is_recorded(&self, told: &Told) -> bool {
+        self.stand(told) == Standing::Recorded
+    }
+
+    /// How what these owners were told stands with them. Of those whose lease is over nothing is
+    /// expected: they are told when they come back.
+    #[must_use]
+    pub fn stand(&self, told: &Told) -> Standing {
         let clients = self.clients.lock();
-        told.0.iter().all(|(owner, number)| clients.has_applied(*owner, *number))
+        let mut standing = Standing::Recorded;
+        for (owner, number) in &told.0 {
+            match clients.has_applied(*owner, *number) {
+                Some(true) => {}
+                Some(false) => return Standing::Awaited,
+                None => standing = Standing::Missed,
+            }
+        }
+        standing
     }
 
     fn is_visible(segments: &Segments, object: &Object) -> bool {

@@ -94,12 +94,14 @@ impl Pool {
         lent: Lent,
         is_fenced: bool,
     ) -> Result<Option<Mounting>, MountError> {
+        // In this order: whoever looks at all objects holds the list for as long as that takes, and
+        // signs of life wait for clients.
+        let mut segments = self.segments.write();
         let mut clients = self.clients.lock();
         if !clients.leases.is_live(client) {
             return Err(MountError::NotJoined { client });
         }
         let segment = lent.segment;
-        let mut segments = self.segments.write();
         let there = segments
             .iter()
             .find(|found| found.placed.lent.segment == segment && found.state() != State::Gone);

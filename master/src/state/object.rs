@@ -95,8 +95,12 @@ impl Writer {
         std::num::NonZeroU64::new(client.0).map(Self)
     }
 
+    pub(super) fn client(self) -> Incarnation {
+        Incarnation(self.0.get())
+    }
+
     pub(super) fn is(self, client: Incarnation) -> bool {
-        self.0.get() == client.0
+        self.client() == client
     }
 }
 

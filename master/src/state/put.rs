@@ -194,6 +194,8 @@ impl Pool {
         let name = self.name(tenant, ended.key.as_bytes());
         let mut shard = self.shard(name.hash).lock();
         let Some((number, object)) = reserved(&mut shard, &name, client, ended.version) else {
+            let mut removed = self.removed.lock();
+            removed.done(now, client, ended.version, &ended.lost);
             return Outcome::NotReserved;
         };
         // What was not written may still be, until the reservation ends.
@@ -247,7 +249,13 @@ impl Pool {
             let name = self.name(&revoke.tenant, revoked.key.as_bytes());
             let mut shard = self.shard(name.hash).lock();
             let found = reserved(&mut shard, &name, revoke.client, revoked.version);
-            let Some((number, _)) = found else { return Outcome::NotReserved };
+            let Some((number, _)) = found else {
+                if revoked.is_fenced {
+                    let mut removed = self.removed.lock();
+                    removed.done(now, revoke.client, revoked.version, &[]);
+                }
+                return Outcome::NotReserved;
+            };
             let quiet = if revoked.is_fenced { now } else { late };
             // Nobody was told of it.
             self.discard(&segments, &mut shard, number, quiet, &mut Told::default());

@@ -91,6 +91,9 @@ impl Pool {
             }
         }
         let quiet = self.quiet(now, object);
+        if object.writer.is_some() {
+            self.removed.lock().add(segments, object, quiet);
+        }
         self.discard(segments, shard, number, quiet, told);
         Outcome::Ok
     }

@@ -170,6 +170,16 @@ impl Segment {
         });
     }
 
+    /// What waits for that moment, and nothing else, is given out again now.
+    pub(super) fn hasten(&self, now: Moment, not_before: Moment, extent: Extent) {
+        self.with_room(|room| {
+            if room.until.remove(&(not_before, extent)) {
+                room.until.insert((now, extent));
+                room.release_due(now);
+            }
+        });
+    }
+
     /// The owner has applied all changes up to that one.
     pub(super) fn applied(&self, now: Moment, number: u64) {
         self.with_room(|room| {

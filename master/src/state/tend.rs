@@ -12,6 +12,7 @@ impl Pool {
     /// called a few times a second; [`Pool::look`] is apart, so that no load delays it.
     pub fn tend(&self, now: Moment, seed: u64, told: &mut Told) {
         self.take_back_overdue(now);
+        self.removed.lock().tend(now);
         for segment in self.segments.read().iter() {
             segment.release_due(now);
         }

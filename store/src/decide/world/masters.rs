@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kv_master::state::{LeaseTimes, Moment, Pool, Settings, Told};
+use kv_master::state::{LeaseTimes, Moment, Pool, Settings, Standing, Told};
 use kvferry_proto::Incarnation;
 use kvferry_proto::pool::{
     Beat, BeatAnswer, Follow, Held, Join, JoinAnswer, Lent, Locate, LocateAnswer, Outcome, PutEnd,
@@ -227,7 +227,8 @@ impl World {
         }
         let Some(master) = &mut self.master else { return };
         let (pool, now) = (&master.pool, self.now);
-        let is_over = |ending: &Ending| pool.is_recorded(&ending.told) || now >= ending.until;
+        let is_over =
+            |ending: &Ending| pool.stand(&ending.told) != Standing::Awaited || now >= ending.until;
         let (over, open): (Vec<_>, Vec<_>) =
             std::mem::take(&mut master.ending).into_iter().partition(is_over);
         master.ending = open;
