@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use kvferry_proto::Incarnation;
 use kvferry_proto::pool::{LocateAnswer, Outcome, Placed};
 
+use super::answered;
 use super::choice::Reader;
 use super::load::{Load, Part, Place, Wanted, loads};
 use crate::error::Error;
@@ -134,15 +135,8 @@ impl Batch {
         is_suspect: impl Fn(Incarnation) -> bool,
         turn: usize,
     ) {
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                for index in items {
-                    self.items[*index].state = State::Over(Err(error.clone()));
-                }
-                return;
-            }
-        };
+        let fail = |index: usize, error| self.items[index].state = State::Over(Err(error));
+        let Some(answer) = answered(answer, items, fail) else { return };
         let segments: Vec<Arc<Placed>> = answer.segments.into_iter().map(Arc::new).collect();
         let until = sent + answer.lease;
         for (index, object) in items.iter().zip(answer.objects) {

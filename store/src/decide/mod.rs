@@ -21,3 +21,22 @@ pub(crate) mod room;
 
 #[cfg(test)]
 mod world;
+
+use crate::error::Error;
+
+/// What the master answered. Where it did not, each of those that were asked about fails.
+fn answered<Answer>(
+    answer: Result<Answer, Error>,
+    items: &[usize],
+    mut fail: impl FnMut(usize, Error),
+) -> Option<Answer> {
+    match answer {
+        Ok(answer) => Some(answer),
+        Err(error) => {
+            for index in items {
+                fail(*index, error.clone());
+            }
+            None
+        }
+    }
+}

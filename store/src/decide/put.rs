@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_proto::pool::{Outcome, Placed, PutStartAnswer, SegmentId, Version};
 
+use super::answered;
 use super::load::{Load, Part, Place, Wanted, loads};
 use crate::error::Error;
 
@@ -199,15 +200,8 @@ impl Batch {
         sent: Instant,
         answer: Result<PutStartAnswer, Error>,
     ) {
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                for index in items {
-                    self.items[*index].state = State::Over(Err(error.clone()));
-                }
-                return;
-            }
-        };
+        let fail = |index: usize, error| self.items[index].state = State::Over(Err(error));
+        let Some(answer) = answered(answer, items, fail) else { return };
         let segments: Vec<Arc<Placed>> = answer.segments.into_iter().map(Arc::new).collect();
         let until = sent + answer.reservation;
         for (index, reserved) in items.iter().zip(answer.reserved) {
