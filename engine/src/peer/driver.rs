@@ -47,6 +47,8 @@ impl Driver for PeerDriver {
             for lane in &lanes {
                 lane.look();
             }
+            // Whoever has to answer may be on this very processor.
+            std::thread::yield_now();
         }
     }
 

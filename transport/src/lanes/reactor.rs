@@ -252,6 +252,10 @@ impl Turns {
             // Not after an event whose cause another thread has dealt with: that one looks already.
             if self.worked && !self.config.spin.is_zero() {
                 busy_until = Instant::now() + self.config.spin;
+            } else if spinning {
+                // Whoever is woken by what was sent is often put on this very processor, and what is
+                // looked for comes from there: it goes first.
+                std::thread::yield_now();
             }
         }
         self.close_all();
