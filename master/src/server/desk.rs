@@ -141,6 +141,9 @@ impl Desk {
             self.metrics.evictions_successful.inc_by(u64::from(evicted.keys > 0));
         }
         self.tell(&told);
+        if start.at_once {
+            return answer;
+        }
         // Beyond this many, waiting would help nobody.
         let Ok(_turn) = self.pressed.try_acquire() else { return answer };
         let deadline = Instant::now() + PRESSURE;

@@ -61,6 +61,7 @@ fn start_in(pool: &Pool, name: &str, length: u64, replicas: usize) -> Result<Ver
         preferred: Vec::new(),
         is_pinned: false,
         soft_pin: Duration::ZERO,
+        at_once: false,
     };
     let (mut answer, _) = pool.put_start(Moment(1), 1, &start, &mut Told::default());
     answer.reserved.remove(0).map(|reserved| reserved.version)

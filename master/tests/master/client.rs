@@ -204,6 +204,7 @@ impl Client {
             preferred: Vec::new(),
             is_pinned: false,
             soft_pin: Duration::ZERO,
+            at_once: false,
         }
     }
 

@@ -30,6 +30,8 @@ pub struct PutStart {
     pub is_pinned: bool,
     /// Evicted after others, for so long; zero for not at all.
     pub soft_pin: Duration,
+    /// To be answered at once also where there is no room: it is made, and nobody waits for it.
+    pub at_once: bool,
 }
 
 /// One object to be put.
@@ -133,6 +135,7 @@ impl From<PutStart> for rpc::PutStartRequest {
             preferred: start.preferred,
             is_pinned: start.is_pinned,
             soft_pin_ms: millis(start.soft_pin),
+            at_once: start.at_once,
         }
     }
 }
@@ -162,6 +165,7 @@ impl TryFrom<rpc::PutStartRequest> for PutStart {
             preferred: start.preferred.into_iter().map(preferred).collect::<Result<_, _>>()?,
             is_pinned: start.is_pinned,
             soft_pin: Duration::from_millis(start.soft_pin_ms),
+            at_once: start.at_once,
         })
     }
 }

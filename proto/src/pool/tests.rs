@@ -87,6 +87,7 @@ fn a_put_arrives_as_it_was_asked_for() {
         preferred: vec!["host-a".to_owned()],
         is_pinned: true,
         soft_pin: Duration::from_secs(3),
+        at_once: true,
     };
     let wire = rpc::PutStartRequest::from(start.clone());
     assert_eq!(PutStart::try_from(wire.clone()), Ok(start));

@@ -14,6 +14,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvferry_proto::Incarnation;
 use kvferry_proto::pool::{Outcome, Placed, PutStartAnswer, SegmentId, Version};
 
 use super::answered;
@@ -62,6 +63,8 @@ pub(crate) struct Ending {
     pub(crate) version: Version,
     /// Segments that it was not written to.
     pub(crate) lost: Vec<SegmentId>,
+    /// Whose segments it was written to.
+    pub(crate) owners: Vec<Incarnation>,
 }
 
 /// An object that is given up.
@@ -187,7 +190,9 @@ impl Batch {
                 revoked.push(Revoking { item, version, is_fenced });
             } else {
                 let lost = lost.iter().map(|copy| copy.place.segment.lent.segment).collect();
-                ended.push(Ending { item, version, lost });
+                let written = copies.iter().filter(|copy| matches!(copy.state, CopyState::Written));
+                let owners = written.map(|copy| copy.place.owner()).collect();
+                ended.push(Ending { item, version, lost, owners });
             }
         }
         (ended, revoked)

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::future::Future;
 use std::time::Duration;
 
-use kvferry_engine::Endpoint;
+use kvferry_engine::{Endpoint, Incarnation};
 use kvferry_proto::message::MessageError;
 use kvferry_proto::pool::{
     Beat, BeatAnswer, Changes, Exists, ExistsAnswer, Follow, Join, JoinAnswer, Locate,
@@ -22,6 +22,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint as Address};
 use tonic::{Code, Response, Status, Streaming};
 
+use super::gather::{Gather, SMALL};
+use super::together::{Recording, fill_in, short};
 use crate::error::Error;
 
 /// How long a call may take, beyond what it was told to wait for.
@@ -30,10 +32,19 @@ const CALL: Duration = Duration::from_secs(5);
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// A master, as one client calls it. Clones share the connection, which is made, and made again, by
-/// the calls.
-#[derive(Clone, Debug)]
+/// A master, as one client calls it, over one connection, which is made, and made again, by the calls.
+#[derive(Debug)]
 pub(crate) struct Master {
+    line: Line,
+    exists: Gather<Exists>,
+    locates: Gather<Locate>,
+    starts: Gather<PutStart>,
+    ends: Gather<Recording>,
+}
+
+/// What a call needs. Clones share the connection.
+#[derive(Clone, Debug)]
+struct Line {
     endpoint: Endpoint,
     pool: PoolClient<Channel>,
 }
@@ -89,11 +100,20 @@ impl Master {
         let pool = PoolClient::new(channel(endpoint)?)
             .max_decoding_message_size(MESSAGE_BYTES)
             .max_encoding_message_size(MESSAGE_BYTES);
-        Ok(Self { endpoint: endpoint.clone(), pool })
+        let line = Line { endpoint: endpoint.clone(), pool };
+        let lines = || line.clone();
+        let (exists, locates, starts, ends) = (lines(), lines(), lines(), lines());
+        Ok(Self {
+            exists: Gather::new(move |asked| exists.clone().exists(asked)),
+            locates: Gather::new(move |asked| locates.clone().locate(asked)),
+            starts: Gather::new(move |asked| starts.clone().put_start(asked)),
+            ends: Gather::new(move |asked: Recording| ends.clone().put_end(asked.end)),
+            line,
+        })
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        &self.line.endpoint
     }
 
     /// A client of its service for signs of life, over a connection of its own.
@@ -102,40 +122,36 @@ impl Master {
         Ok(Heartbeats { service: HeartbeatsClient::new(channel(&endpoint)?), endpoint })
     }
 
-    fn read<Value>(&self, value: Result<Value, MessageError>) -> Result<Value, Error> {
-        value.map_err(|error| Error::Foreign { master: self.endpoint.clone(), error })
-    }
-
     pub(crate) async fn join(&self, join: &Join) -> Result<JoinAnswer, Error> {
-        let mut pool = self.pool.clone();
+        let mut pool = self.line.pool.clone();
         let call = pool.join(rpc::JoinRequest::from(join));
-        let reply = bounded(&self.endpoint, CALL, call).await?;
-        self.read(reply.try_into())
+        let reply = bounded(&self.line.endpoint, CALL, call).await?;
+        self.line.read(reply.try_into())
     }
 
     pub(crate) async fn leave(&self, client: u64, limit: Duration) -> Result<(), Error> {
-        let mut pool = self.pool.clone();
-        bounded(&self.endpoint, limit, pool.leave(rpc::LeaveRequest { client })).await?;
+        let mut pool = self.line.pool.clone();
+        bounded(&self.line.endpoint, limit, pool.leave(rpc::LeaveRequest { client })).await?;
         Ok(())
     }
 
     /// How many objects it has taken, and how many it has not.
     pub(crate) async fn mount(&self, parts: Vec<MountPart>) -> Result<(u64, u64), Error> {
-        let mut pool = self.pool.clone();
+        let mut pool = self.line.pool.clone();
         // Large inventories take their time: a second for each part is far more than they need.
         let parts_count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
         let limit = CALL + Duration::from_secs(1).saturating_mul(parts_count);
         let parts = tokio_stream::iter(parts.into_iter().map(rpc::MountPart::from));
-        let reply = bounded(&self.endpoint, limit, pool.mount(parts)).await?;
+        let reply = bounded(&self.line.endpoint, limit, pool.mount(parts)).await?;
         Ok((reply.adopted, reply.refused))
     }
 
     /// How long leases on what was in it would have run on.
     pub(crate) async fn unmount(&self, unmount: Unmount) -> Result<Duration, Error> {
-        let mut pool = self.pool.clone();
+        let mut pool = self.line.pool.clone();
         let limit = CALL.saturating_add(unmount.grace);
         let call = pool.unmount(rpc::UnmountRequest::from(unmount));
-        let reply = bounded(&self.endpoint, limit, call).await?;
+        let reply = bounded(&self.line.endpoint, limit, call).await?;
         Ok(Duration::from_millis(reply.leased_ms))
     }
 
@@ -147,9 +163,9 @@ impl Master {
         let (sender, receiver) = mpsc::channel(16);
         // The channel is fresh, and has room.
         let _ = sender.try_send(rpc::FollowRequest::from(first));
-        let mut pool = self.pool.clone();
+        let mut pool = self.line.pool.clone();
         let call = pool.follow(ReceiverStream::new(receiver));
-        let changes = bounded(&self.endpoint, CALL, call).await?;
+        let changes = bounded(&self.line.endpoint, CALL, call).await?;
         Ok((sender, changes))
     }
 
@@ -159,74 +175,112 @@ impl Master {
         message: Result<Option<rpc::Changes>, Status>,
     ) -> Result<Changes, Error> {
         match message {
-            Ok(Some(changes)) => self.read(changes.try_into()),
-            Ok(None) => Err(failed(&self.endpoint, "it closed the connection")),
-            Err(status) => Err(failed(&self.endpoint, describe(&status))),
+            Ok(Some(changes)) => self.line.read(changes.try_into()),
+            Ok(None) => Err(failed(&self.line.endpoint, "it closed the connection")),
+            Err(status) => Err(failed(&self.line.endpoint, describe(&status))),
         }
     }
 
     pub(crate) async fn exists(&self, exists: Exists) -> Result<ExistsAnswer, Error> {
-        let mut pool = self.pool.clone();
-        let expected = exists.keys.len();
-        let call = pool.exists(rpc::ExistsRequest::from(exists));
-        let reply = bounded(&self.endpoint, CALL, call).await?;
-        self.read(ExistsAnswer::from_wire(&reply, expected))
+        self.exists.ask(exists).await
     }
 
     pub(crate) async fn locate(&self, locate: Locate) -> Result<LocateAnswer, Error> {
-        let mut pool = self.pool.clone();
-        let expected = locate.keys.len();
-        let call = pool.locate(rpc::LocateRequest::from(locate));
-        let reply = bounded(&self.endpoint, CALL, call).await?;
-        self.read(LocateAnswer::from_wire(reply, expected))
+        self.locates.ask(locate).await
     }
 
+    /// Those of a few for which there is no room at once are asked for again, with the wait for it: so
+    /// none waits for room that it does not need.
     pub(crate) async fn put_start(&self, start: PutStart) -> Result<PutStartAnswer, Error> {
-        let mut pool = self.pool.clone();
-        let lengths: Vec<u64> = start.puts.iter().map(|put| put.length).collect();
-        let call = pool.put_start(rpc::PutStartRequest::from(start));
-        let reply = bounded(&self.endpoint, CALL, call).await?;
-        self.read(PutStartAnswer::from_wire(reply, &lengths))
+        if start.puts.len() > SMALL {
+            return self.line.clone().put_start(start).await;
+        }
+        let mut answer = self.starts.ask(PutStart { at_once: true, ..start.clone() }).await?;
+        let short = short(&answer);
+        if !short.is_empty() {
+            let puts = short.iter().map(|index| start.puts[*index].clone()).collect();
+            let again = self.line.clone().put_start(PutStart { puts, ..start }).await;
+            // What is reserved already is used also where this fails.
+            if let Ok(again) = again {
+                fill_in(&mut answer, &short, again);
+            }
+        }
+        Ok(answer)
     }
 
-    pub(crate) async fn put_end(&self, end: PutEnd) -> Result<PutEndAnswer, Error> {
-        let mut pool = self.pool.clone();
-        let expected = end.puts.len();
-        let call = pool.put_end(rpc::PutEndRequest::from(end));
-        let reply = bounded(&self.endpoint, CALL, call).await?;
-        self.read(PutEndAnswer::from_wire(&reply, expected))
+    /// `owners` are those that are to record them, in order.
+    pub(crate) async fn put_end(
+        &self,
+        end: PutEnd,
+        owners: Vec<Incarnation>,
+    ) -> Result<PutEndAnswer, Error> {
+        self.ends.ask(Recording { end, owners }).await
     }
 
     pub(crate) async fn put_revoke(&self, revoke: PutRevoke) -> Result<(), Error> {
-        let mut pool = self.pool.clone();
+        let mut pool = self.line.pool.clone();
         let call = pool.put_revoke(rpc::PutRevokeRequest::from(revoke));
-        bounded(&self.endpoint, CALL, call).await?;
+        bounded(&self.line.endpoint, CALL, call).await?;
         Ok(())
     }
 
     pub(crate) async fn remove(&self, remove: Remove) -> Result<RemoveAnswer, Error> {
-        let mut pool = self.pool.clone();
+        let mut pool = self.line.pool.clone();
         let expected = remove.keys.len();
         let call = pool.remove(rpc::RemoveRequest::from(remove));
-        let reply = bounded(&self.endpoint, CALL, call).await?;
-        self.read(RemoveAnswer::from_wire(&reply, expected))
+        let reply = bounded(&self.line.endpoint, CALL, call).await?;
+        self.line.read(RemoveAnswer::from_wire(&reply, expected))
     }
 
     pub(crate) async fn remove_matching(
         &self,
         remove: RemoveMatching,
     ) -> Result<RemoveMatchingAnswer, Error> {
-        let mut pool = self.pool.clone();
+        let mut pool = self.line.pool.clone();
         let call = pool.remove_matching(rpc::RemoveMatchingRequest::from(remove));
-        let reply = bounded(&self.endpoint, CALL, call).await?;
+        let reply = bounded(&self.line.endpoint, CALL, call).await?;
         Ok(reply.into())
     }
 
     pub(crate) async fn segments(&self) -> Result<Vec<SegmentStatus>, Error> {
-        let mut pool = self.pool.clone();
+        let mut pool = self.line.pool.clone();
         let call = pool.segments(rpc::SegmentsRequest {});
+        let reply = bounded(&self.line.endpoint, CALL, call).await?;
+        self.line.read(reply.segments.into_iter().map(TryInto::try_into).collect())
+    }
+}
+
+impl Line {
+    fn read<Value>(&self, value: Result<Value, MessageError>) -> Result<Value, Error> {
+        value.map_err(|error| Error::Foreign { master: self.endpoint.clone(), error })
+    }
+
+    async fn exists(mut self, exists: Exists) -> Result<ExistsAnswer, Error> {
+        let expected = exists.keys.len();
+        let call = self.pool.exists(rpc::ExistsRequest::from(exists));
         let reply = bounded(&self.endpoint, CALL, call).await?;
-        self.read(reply.segments.into_iter().map(TryInto::try_into).collect())
+        self.read(ExistsAnswer::from_wire(&reply, expected))
+    }
+
+    async fn locate(mut self, locate: Locate) -> Result<LocateAnswer, Error> {
+        let expected = locate.keys.len();
+        let call = self.pool.locate(rpc::LocateRequest::from(locate));
+        let reply = bounded(&self.endpoint, CALL, call).await?;
+        self.read(LocateAnswer::from_wire(reply, expected))
+    }
+
+    async fn put_start(mut self, start: PutStart) -> Result<PutStartAnswer, Error> {
+        let lengths: Vec<u64> = start.puts.iter().map(|put| put.length).collect();
+        let call = self.pool.put_start(rpc::PutStartRequest::from(start));
+        let reply = bounded(&self.endpoint, CALL, call).await?;
+        self.read(PutStartAnswer::from_wire(reply, &lengths))
+    }
+
+    async fn put_end(mut self, end: PutEnd) -> Result<PutEndAnswer, Error> {
+        let expected = end.puts.len();
+        let call = self.pool.put_end(rpc::PutEndRequest::from(end));
+        let reply = bounded(&self.endpoint, CALL, call).await?;
+        self.read(PutEndAnswer::from_wire(&reply, expected))
     }
 }
 

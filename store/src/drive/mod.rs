@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `shared` | what all parts of a store know |
 //! | `master` | calls to the master |
+//! | `gather`, `together` | small calls at the same time, which go to it as one |
 //! | `session` | joining, mounting, following what changes |
 //! | `beat` | signs of life, on a thread and a connection of their own |
 //! | `kernel` | how much memory there is |
@@ -13,6 +14,7 @@
 //! | `threads` | the threads that all of this runs on |
 
 pub(crate) mod beat;
+pub(crate) mod gather;
 pub(crate) mod get;
 pub(crate) mod kernel;
 pub(crate) mod lend;
@@ -22,3 +24,4 @@ pub(crate) mod put;
 pub(crate) mod session;
 pub(crate) mod shared;
 pub(crate) mod threads;
+pub(crate) mod together;

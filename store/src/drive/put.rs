@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_engine::{Remote, RemoteSpan, Span, TransferError};
+use kvferry_engine::{Incarnation, Remote, RemoteSpan, Span, TransferError};
 use kvferry_proto::pool::{
     Ended, Key, Outcome, Put as Room, PutEnd, PutRevoke, PutStart, PutStartAnswer, Revoked, Tenant,
 };
@@ -122,6 +122,7 @@ impl Putting {
             preferred: self.options.preferred.clone(),
             is_pinned: self.options.is_pinned,
             soft_pin: self.options.soft_pin,
+            at_once: false,
         };
         let (shared, sent) = (self.shared.clone(), Instant::now());
         let call = tokio::spawn(async move {
@@ -168,7 +169,11 @@ impl Putting {
             };
             let (client, tenant) = (self.shared.engine.incarnation(), self.tenant.clone());
             let puts = ended.iter().map(end).collect();
-            let answer = self.shared.master.put_end(PutEnd { client, tenant, puts }).await;
+            let mut owners: Vec<Incarnation> =
+                ended.iter().flat_map(|ending| ending.owners.iter().copied()).collect();
+            owners.sort_unstable();
+            owners.dedup();
+            let answer = self.shared.master.put_end(PutEnd { client, tenant, puts }, owners).await;
             for (index, ending) in ended.iter().enumerate() {
                 let answer = match &answer {
                     Ok(answer) => Ok((answer.outcomes[index], answer.is_recorded)),

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use kvferry_store::{Error, Get, GetOptions, Matching, Outcome, Put, PutOptions, Stored, Tenant};
 
+use tokio::task::JoinSet;
+
 use super::master::Master;
 use super::setting::{Client, MIB, key};
 
@@ -100,8 +102,8 @@ async fn a_full_pool_is_said_and_a_master_that_is_not_ready_is_asked_again_once(
         assert!(error.is_retryable() && !error.is_backpressure(), "{error}");
     }
     assert!(master.state.lock().conduct.refusals.is_empty(), "asked once more, and only once");
-    // Room is what the master waits for.
-    master.conduct(|conduct| conduct.refusals = VecDeque::from(vec![Outcome::NoSpace; 3]));
+    // Room is what the master waits for: it is asked for at once, then with the wait, and no more.
+    master.conduct(|conduct| conduct.refusals = VecDeque::from(vec![Outcome::NoSpace; 6]));
     let began = std::time::Instant::now();
     let stored = client.store.put_all(puts("stays"), &PutOptions::default()).await;
     let took = began.elapsed();
@@ -112,6 +114,64 @@ async fn a_full_pool_is_said_and_a_master_that_is_not_ready_is_asked_again_once(
     }
     let refusals = &master.state.lock().conduct.refusals;
     assert!(refusals.is_empty() && took < Duration::from_secs(1), "waited for {took:?}");
+}
+
+#[tokio::test]
+async fn what_finds_room_keeps_it_while_others_of_its_batch_are_asked_for_again() {
+    let master = Master::start().await;
+    let (client, _lent) = Client::lending(&master, "a", 8 * MIB).await;
+    master.conduct(|conduct| {
+        conduct.refusals = VecDeque::from([Outcome::NoSpace]);
+    });
+    let puts = (0..3).map(|i| Put::new(key(&format!("k{i}")), [client.fill(i * 100, 100, 5)]));
+    let stored = client.store.put_all(puts.collect(), &PutOptions::default()).await;
+    assert!(stored.iter().all(|stored| matches!(stored, Ok(Stored::New { .. }))), "{stored:?}");
+    for i in 0..3 {
+        client.store.get(key(&format!("k{i}")), [client.span(MIB, 100)]).await.unwrap();
+        assert!(client.has(MIB, 100, 5));
+    }
+}
+
+#[tokio::test]
+async fn each_of_many_calls_at_the_same_time_has_its_own_answer() {
+    let master = Master::start().await;
+    let (client, _lent) = Client::lending(&master, "a", 8 * MIB).await;
+    let mut putting = JoinSet::new();
+    for i in 0..40_u64 {
+        let length = 100 + i;
+        let (store, span) = (client.store.clone(), client.fill(i * 1024, length, 9));
+        // Every second key is another's, too: one of the two puts it.
+        putting.spawn(async move { store.put(key(&format!("k{}", i / 2 * 2)), [span]).await });
+    }
+    let mut new = 0;
+    while let Some(stored) = putting.join_next().await {
+        new += usize::from(matches!(stored.unwrap().unwrap(), Stored::New { .. }));
+    }
+    assert_eq!(new, 20);
+    let mut getting = JoinSet::new();
+    for i in 0..40_u64 {
+        let (store, span) = (client.store.clone(), client.span(MIB + i * 1024, 1024));
+        getting.spawn(async move {
+            let there = store.exists(key(&format!("k{i}"))).await.unwrap();
+            (i, there, store.get(key(&format!("k{i}")), [span]).await)
+        });
+    }
+    while let Some(got) = getting.join_next().await {
+        let (i, there, got) = got.unwrap();
+        assert_eq!(there, i % 2 == 0);
+        match got {
+            Ok(length) => {
+                assert!(i % 2 == 0 && (length == 100 + i || length == 101 + i), "{i}: {length}");
+                assert!(client.has(MIB + i * 1024, length, 9), "{i}");
+            }
+            Err(error) => {
+                assert!(
+                    i % 2 == 1 && matches!(error, Error::Outcome(Outcome::NotFound)),
+                    "{error}"
+                );
+            }
+        }
+    }
 }
 
 #[tokio::test]

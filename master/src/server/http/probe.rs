@@ -56,6 +56,7 @@ async fn try_object(desk: &Arc<Desk>) -> Result<String, String> {
         preferred: Vec::new(),
         is_pinned: false,
         soft_pin: Duration::ZERO,
+        at_once: false,
     };
     let answer = desk.put_start(&start).await;
     let (owner, segment): (String, Option<SegmentId>) = match answer.segments.first() {

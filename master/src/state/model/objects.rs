@@ -17,6 +17,7 @@ impl World {
             preferred: if self.random.bool() { vec!["s1".to_owned()] } else { Vec::new() },
             is_pinned: self.random.u32(0..20) == 0,
             soft_pin: Duration::from_millis(self.random.u64(0..2) * 800),
+            at_once: false,
         };
         let mut told = Told::default();
         let seed = self.random.u64(..);

@@ -149,6 +149,7 @@ impl World {
                         preferred: Vec::new(),
                         is_pinned: false,
                         soft_pin: std::time::Duration::ZERO,
+                        at_once: false,
                     };
                     self.ask(host, Request::Start(start), PATIENCE, Then::Start(number, items));
                 }
