@@ -20,6 +20,9 @@ pub(super) struct Work {
     pub(super) replicas: usize,
     pub(super) verify: bool,
     pub(super) seed: u64,
+    pub(super) clients: u64,
+    /// For how many rounds of all clients the raw memory of a lender has room.
+    pub(super) raws: u64,
 }
 
 /// An engine, a store, memory for one batch, and the raw memory of the lenders.
@@ -122,7 +125,7 @@ impl Client {
             }
         }
         let began = Instant::now();
-        self.raw(work, true).await?;
+        self.raw(work, round, true).await?;
         took.raw_write = began.elapsed();
 
         self.clear(work)?;
@@ -138,7 +141,7 @@ impl Client {
 
         self.clear(work)?;
         let began = Instant::now();
-        self.raw(work, false).await?;
+        self.raw(work, round, false).await?;
         took.raw_read = began.elapsed();
         let raw_mismatch = pattern.verify(&self.memory, self.blocks(work))?;
         for removed in self.store.remove(keys, true).await {
@@ -159,9 +162,10 @@ impl Client {
     }
 
     /// The same bytes as one transfer to each of as many lenders as there are replicas; read from one.
-    async fn raw(&self, work: Work, is_write: bool) -> anyhow::Result<()> {
+    /// Each round has other memory of theirs.
+    async fn raw(&self, work: Work, round: u64, is_write: bool) -> anyhow::Result<()> {
         let count = if is_write { work.replicas } else { 1 };
-        let first = self.number * work.batch;
+        let first = (round % work.raws * work.clients + self.number) * work.batch;
         let mut transfers: Vec<Transfer> = Vec::with_capacity(count);
         for (peer, raw) in self.raw.iter().take(count) {
             let mut local = Vec::new();

@@ -43,6 +43,10 @@ pub(crate) const MOST_BATCH: u32 = 4096;
 const LEAST_BATCHES: u64 = 3;
 const LENT_BYTES: u64 = 1 << 30;
 
+/// Over how much memory of a lender transfers without the pool go, one round after the other: puts go to
+/// other memory each time, too, that is in no processor's cache.
+const RAW_BYTES: u64 = 256 << 20;
+
 /// How long after a lease's end room is used again, at the most: the master looks now and then.
 const FREE_AFTER: Duration = Duration::from_millis(500);
 
@@ -121,14 +125,16 @@ async fn measure(args: &PoolArgs, object_bytes: u64) -> anyhow::Result<Measured>
     let batches =
         (LENT_BYTES / all).clamp(LEAST_BATCHES, u64::from(args.iterations) + LEAST_BATCHES);
     let lent = all.checked_mul(batches).context("the batches are too large")?;
+    let raws = (RAW_BYTES / all).clamp(1, batches);
+    let raw = all * raws;
     let in_all =
-        (all + lent).checked_mul(args.replicas.into()).and_then(|lent| lent.checked_add(all));
+        (raw + lent).checked_mul(args.replicas.into()).and_then(|lent| lent.checked_add(all));
     ensure_room(in_all.context("the batches are too large")?, None)?;
 
     let master = Part::master()?;
     let lenders = (0..args.replicas).map(|number| {
         let name = format!("lender-{number}");
-        Part::lender(&master.address, &name, lent, all, args.transport)
+        Part::lender(&master.address, &name, lent, raw, args.transport)
     });
     let lenders: Vec<Part> = lenders.collect::<anyhow::Result<_>>()?;
     let work = Work {
@@ -137,6 +143,8 @@ async fn measure(args: &PoolArgs, object_bytes: u64) -> anyhow::Result<Measured>
         replicas: usize::try_from(args.replicas)?,
         verify: args.checksum,
         seed: args.seed,
+        clients,
+        raws,
     };
     let mut started = Vec::new();
     for number in 0..clients {
