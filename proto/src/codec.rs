@@ -125,7 +125,7 @@ mod tests {
             assert_eq!(has_too_many(&bytes, most), count + 2 > most);
         }
         // As many as go into the largest message are not read.
-        let bytes = vec![0x12, 0].repeat(crate::pool::MESSAGE_BYTES / 2);
+        let bytes = [0x12_u8, 0].repeat(crate::pool::MESSAGE_BYTES / 2);
         assert!(has_too_many(&bytes, FIELDS));
         assert!(!has_too_many(&bytes[..2 * FIELDS], FIELDS));
     }
