@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import signal
 import statistics
 import sys
 import time
@@ -250,6 +251,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where the figures go")
     arguments = parser.parse_args()
 
+    # Whoever ends this ends the servers, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs = HOME.parent / "vllm-bench-logs" / time.strftime("%Y%m%d-%H%M%S")
     print(f"logs are in {os.path.relpath(logs)}", file=sys.stderr)
     runs, all_went = [], True
