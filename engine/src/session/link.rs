@@ -92,7 +92,7 @@ impl<T: Clone> Session<T> {
                 self.next_ping = now + self.settings.ping_interval;
             }
         }
-        if self.transfers.is_empty() && now >= self.used + self.settings.idle_after {
+        if self.is_idle(now) {
             for lane in self.lanes.up().collect::<Vec<_>>() {
                 self.lanes.retire(lane);
                 self.actions.push_back(Action::CloseLane { lane, reset: false });
@@ -179,5 +179,53 @@ impl<T: Clone> Session<T> {
         });
         self.link = Link::Down { retry_at };
         self.actions.push_back(Action::Forget(cause));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kvferry_proto::Incarnation;
+
+    use super::*;
+    use crate::net::Endpoint;
+    use crate::session::Settings;
+
+    #[test]
+    fn a_lane_that_comes_up_when_the_others_have_closed_for_want_of_use_brings_none_back() {
+        let idle_after = Duration::from_millis(100);
+        let settings = Settings { bulk_lanes: 1, idle_after, ..Settings::default() };
+        let mut now = Instant::now();
+        let mut session = Session::<()>::new(Endpoint::new("owner", 1), settings, now);
+        session.connect(now);
+        session.on_handshake(now, Ok(Incarnation(1)));
+        let opening = lanes(&mut session, true);
+        assert_eq!(opening.len(), 2);
+        session.on_lane_up(now, opening[0]);
+        now += idle_after;
+        session.on_timeout(now);
+        assert_eq!(lanes(&mut session, false), opening[..1]);
+        session.on_lane_down(now, opening[0], None);
+        // It took longer than anybody had use for it.
+        session.on_lane_up(now, opening[1]);
+        assert_eq!(lanes(&mut session, true), []);
+        assert_eq!(session.next_timeout().filter(|at| *at <= now), session.next_timeout());
+        session.on_timeout(now);
+        assert_eq!(lanes(&mut session, false), opening[1..]);
+        session.on_lane_down(now, opening[1], None);
+        assert_eq!(session.next_timeout(), None);
+        assert!(session.take_actions().is_empty());
+    }
+
+    /// Lanes that are to be opened, or closed; other actions are dropped.
+    fn lanes(session: &mut Session<()>, opened: bool) -> Vec<LaneId> {
+        let actions = session.take_actions().into_iter();
+        let lane = |action| match action {
+            Action::OpenLane(lane) if opened => Some(lane),
+            Action::CloseLane { lane, .. } if !opened => Some(lane),
+            _ => None,
+        };
+        actions.filter_map(lane).collect()
     }
 }

@@ -18,7 +18,7 @@ impl<T: Clone> Session<T> {
                 }
             }
             Link::Up { .. } => {
-                if self.wants_lanes() {
+                if self.has_work() || (self.wants_lanes() && !self.is_idle(now)) {
                     for lane in self.lanes.open_missing(now) {
                         self.actions.push_back(Action::OpenLane(lane));
                     }
@@ -36,6 +36,12 @@ impl<T: Clone> Session<T> {
 
     pub(super) fn has_work(&self) -> bool {
         self.wanted || !self.transfers.is_empty()
+    }
+
+    /// Whether nothing was asked of it for so long that its lanes close. One that only comes up then
+    /// brings no others back: they would close and open in turn for ever.
+    pub(super) fn is_idle(&self, now: Instant) -> bool {
+        self.transfers.is_empty() && now >= self.used + self.settings.idle_after
     }
 
     /// Lanes are wanted while there is work, and stay until the session rests.
