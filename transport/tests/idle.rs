@@ -1,8 +1,9 @@
 //! What a lane's user holds back for company goes out: when nothing more can be dealt with, whoever
-//! dealt with the last of it, and before the lane is not read because too much waits.
+//! dealt with the last of it, and before the lane is not read because too much waits. And a lane that has
+//! nothing to do has its thread sleep.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -180,6 +181,30 @@ fn a_lane_whose_answers_wait_for_company_is_read_on_when_too_many_wait() {
     run(&reactor);
     assert_eq!(ends.dealt_with(), 20 * BACKLOG);
     assert_eq!(ends.lane.backlog_frames(), 0);
+}
+
+#[test]
+fn a_lane_hears_of_room_only_when_it_has_had_none() {
+    let reactor = Reactor::without_thread().unwrap();
+    let mut ends = lane(&reactor);
+    run(&reactor);
+    // It had room, so nothing is to be done when the other end reads.
+    ends.lane.send(&frame(COUNT));
+    ends.other_end.read_exact(&mut [0; 16]).unwrap();
+    assert!(!reactor.round().unwrap());
+    // More than fits.
+    let sent = frame(COUNT).repeat(1 << 18);
+    ends.lane.send(&sent);
+    run(&reactor);
+    let (mut received, mut buffer) = (0, vec![0; 1 << 16]);
+    let began = Instant::now();
+    ends.other_end.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    while received < sent.len() {
+        received += ends.other_end.read(&mut buffer).unwrap_or(0);
+        run(&reactor);
+        assert!(began.elapsed() < Duration::from_secs(10), "{received} bytes have come");
+    }
+    assert_eq!(received, sent.len());
 }
 
 /// A frame without a payload that keeps whoever sends it.

@@ -397,6 +397,11 @@ impl Lane {
         budget - left
     }
 
+    /// Has the reactor told when the connection takes bytes again, now and ever after.
+    pub(super) fn expect_room(&self, connection: RawFd) -> io::Result<()> {
+        self.0.reactor.expect_room(self.0.token, connection)
+    }
+
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

@@ -54,6 +54,12 @@ impl Handle {
         let _ = self.0.waker.wake();
     }
 
+    /// Has the reactor told when a connection takes bytes again; at once, if it does by now.
+    pub(super) fn expect_room(&self, token: usize, connection: RawFd) -> io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.0.registry.reregister(&mut SourceFd(&connection), Token(token), interest)
+    }
+
     pub(super) fn watching(&self) -> &Watching {
         &self.0.watching
     }
@@ -153,8 +159,12 @@ impl Reactor {
         let registered = match lane.0.receiver.lock().as_ref() {
             Some(receiver) => {
                 let fd = receiver.stream().as_raw_fd();
-                let interest = Interest::READABLE | Interest::WRITABLE;
-                self.handle.0.registry.register(&mut SourceFd(&fd), Token(token), interest)
+                // Not for room to send: a Unix socket has that told whenever the other end reads.
+                self.handle.0.registry.register(
+                    &mut SourceFd(&fd),
+                    Token(token),
+                    Interest::READABLE,
+                )
             }
             None => Ok(()),
         };

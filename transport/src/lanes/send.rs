@@ -97,6 +97,8 @@ pub(super) struct Sender {
     scratch: IoVecs,
     pipe: PagePipe,
     blocked: bool,
+    /// The connection was full once, so the reactor is told whenever it has room.
+    expects_room: bool,
 }
 
 impl Sender {
@@ -110,12 +112,26 @@ impl Sender {
             scratch: IoVecs::default(),
             pipe: PagePipe::default(),
             blocked: false,
+            expects_room: false,
         }
     }
 
     /// The connection takes bytes again.
     pub(super) fn unblock(&mut self) {
         self.blocked = false;
+    }
+
+    fn block(&mut self, lane: &Lane) -> Sent {
+        self.blocked = true;
+        if !self.expects_room {
+            if let Err(error) = lane.expect_room(self.stream.as_raw_fd()) {
+                tracing::error!(%error, "epoll does not tell when a lane has room; it is reset");
+                lane.reset();
+                return Sent::Broken;
+            }
+            self.expects_room = true;
+        }
+        Sent::Blocked
     }
 
     /// Sends what is queued, up to about `budget` bytes, and takes from it what was sent.
@@ -134,8 +150,7 @@ impl Sender {
                 Ok(bytes) => *budget = budget.saturating_sub(bytes),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.blocked = true;
-                    return Sent::Blocked;
+                    return self.block(lane);
                 }
                 Err(_) => {
                     // The reactor may not have noticed yet, and never does for a broken pipe.
