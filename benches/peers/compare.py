@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from libraries import libraries
 from pair import Failed, Pair
 
 # What is compared: what carries it, the memory that it is in as kvbench calls it, and its pages.
@@ -118,11 +119,6 @@ class Other(Contender):
 
     def close(self) -> None:
         self.pair.close()
-
-
-def libraries(home: Path) -> str:
-    """Where setup.sh has put the system's libraries that Mooncake is linked with."""
-    return ":".join(str(home / at / "x86_64-linux-gnu") for at in ("system/usr/lib", "system/lib"))
 
 
 def contenders(arguments: argparse.Namespace, total: int) -> list[Contender]:

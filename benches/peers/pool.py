@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare import UNITS, libraries, shown, size
+from compare import UNITS, shown, size
+from libraries import libraries
 from pair import Failed, Process
 
 CALL_BYTES = 4096

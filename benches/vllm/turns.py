@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from compare import libraries
+from libraries import libraries
 from servers import HOME, Router, Server, free_port, streamed, until
 
 HERE = Path(__file__).resolve().parent

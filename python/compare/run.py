@@ -4,7 +4,8 @@
     run.py table --ours PYTHON --published PYTHON     all, and the tables of docs/compat.md
     run.py check --ours PYTHON --published PYTHON     fails where docs/compat.md is wrong about kvferry
 
-Each case has a process of its own, so that one that crashes or hangs is an outcome, too.
+Each case has a process of its own, so that one that crashes or hangs is an outcome, too. The published wheels
+are those that benches/peers/setup.sh installs; `benches/peers` is to be in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from libraries import libraries
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent.parent / "docs" / "compat.md"
@@ -36,6 +39,9 @@ def run_case(interface: str, number: int) -> None:
 
 def ask(python: str, side: str, interface: str, number: int) -> str:
     environment = os.environ | {"KVFERRY_COMPARE_SIDE": side, "KVFERRY_ADVERTISE_HOST": "127.0.0.1"}
+    if side == "published":
+        # Its environment is where setup.sh has installed it.
+        environment["LD_LIBRARY_PATH"] = libraries(Path(python).absolute().parents[2])
     command = [python, str(HERE / "run.py"), "case", interface, str(number)]
     try:
         ran = subprocess.run(
