@@ -349,7 +349,7 @@ impl<T: Clone> Session<T> {
                 let dead = alive.then_some(self.heard + self.settings.dead_after);
                 let rest = (alive && self.transfers.is_empty())
                     .then_some(self.used + self.settings.idle_after);
-                let lane = self.lanes.next_retry().filter(|_| self.wants_lanes());
+                let lane = self.lanes.next_retry().filter(|_| alive || self.has_work());
                 [ping, dead, rest, lane].into_iter().flatten().min()
             }
             Link::Shaking | Link::Closed => None,

@@ -18,7 +18,7 @@ impl<T: Clone> Session<T> {
                 }
             }
             Link::Up { .. } => {
-                if self.has_work() || (self.wants_lanes() && !self.is_idle(now)) {
+                if self.wants_lanes(now) {
                     for lane in self.lanes.open_missing(now) {
                         self.actions.push_back(Action::OpenLane(lane));
                     }
@@ -45,8 +45,8 @@ impl<T: Clone> Session<T> {
     }
 
     /// Lanes are wanted while there is work, and stay until the session rests.
-    pub(super) fn wants_lanes(&self) -> bool {
-        self.has_work() || self.lanes.up().next().is_some()
+    fn wants_lanes(&self, now: Instant) -> bool {
+        self.has_work() || (self.lanes.up().next().is_some() && !self.is_idle(now))
     }
 
     fn send_controls(&mut self) {
