@@ -59,6 +59,13 @@ enum Connecting {
 
 type Actions = VecDeque<Action<Arc<Cargo>>>;
 
+/// What a lane takes several of at once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Slice,
+    Control,
+}
+
 pub(crate) struct PeerInner {
     endpoint: Endpoint,
     core: Arc<Core>,
@@ -233,26 +240,19 @@ impl PeerInner {
     }
 
     fn carry_out(self: &Arc<Self>, actions: Actions) {
+        // Neighbours of one kind for one lane go out together.
+        let mut together = None;
         let mut frames: Vec<Box<dyn Outgoing>> = Vec::new();
-        let mut frames_lane = None;
         let mut controls = Vec::new();
-        let mut controls_lane = None;
         for action in actions {
-            let lane_of_control = match &action {
-                Action::Send { lane, .. } => Some(*lane),
+            let belongs = match &action {
+                Action::Post { lane, .. } => Some((*lane, Kind::Slice)),
+                Action::Send { lane, .. } => Some((*lane, Kind::Control)),
                 _ => None,
             };
-            if controls_lane != lane_of_control {
-                self.send_controls(controls_lane, &mut controls);
-                controls_lane = lane_of_control;
-            }
-            let lane_of_post = match &action {
-                Action::Post { lane, .. } => Some(*lane),
-                _ => None,
-            };
-            if frames_lane != lane_of_post {
-                self.post(frames_lane, std::mem::take(&mut frames));
-                frames_lane = lane_of_post;
+            if together != belongs {
+                self.send_together(together, &mut frames, &mut controls);
+                together = belongs;
             }
             match action {
                 Action::Post { lane, slice, answer_now, floor, token, .. } => {
@@ -291,14 +291,23 @@ impl PeerInner {
                 }
             }
         }
-        self.send_controls(controls_lane, &mut controls);
-        self.post(frames_lane, frames);
+        self.send_together(together, &mut frames, &mut controls);
     }
 
-    fn send_controls(&self, lane: Option<LaneId>, controls: &mut Vec<u8>) {
-        if let Some(lane) = lane {
-            self.send(lane, controls);
-            controls.clear();
+    /// Sends what there is of one kind for a lane. One that is gone takes nothing: its slices are queued
+    /// again when that is reported.
+    fn send_together(
+        &self,
+        what: Option<(LaneId, Kind)>,
+        frames: &mut Vec<Box<dyn Outgoing>>,
+        controls: &mut Vec<u8>,
+    ) {
+        let (frames, controls) = (std::mem::take(frames), std::mem::take(controls));
+        let Some((lane, kind)) = what else { return };
+        let Some(Open { lane, .. }) = self.lanes.get(lane) else { return };
+        match kind {
+            Kind::Slice => lane.send_all(frames),
+            Kind::Control => lane.send(&controls),
         }
     }
 
@@ -327,13 +336,6 @@ impl PeerInner {
             cargo.carried_by(if is_lent { Transport::Rdma } else { Transport::Tcp });
         }
         is_lent
-    }
-
-    /// A lane that is gone takes nothing: its slices are queued again when that is reported.
-    fn post(&self, lane: Option<LaneId>, frames: Vec<Box<dyn Outgoing>>) {
-        if let Some(open) = lane.and_then(|lane| self.lanes.get(lane)) {
-            open.lane.send_all(frames);
-        }
     }
 
     /// Returns what the lane is, while there is one.

@@ -246,16 +246,18 @@ impl LaneHandler for RequestHandler {
 }
 
 fn reply(lane: &Lane, reply: Reply) {
-    let mut frame = Vec::new();
-    reply.encode_plain(&mut frame);
-    lane.send(&frame);
+    lane.send(&encoded(reply));
 }
 
 /// Replies once nothing more of what the initiator has sent can be dealt with.
 fn reply_later(lane: &Lane, reply: Reply) {
+    lane.send_later(&encoded(reply));
+}
+
+fn encoded(reply: Reply) -> Vec<u8> {
     let mut frame = Vec::new();
     reply.encode_plain(&mut frame);
-    lane.send_later(&frame);
+    frame
 }
 
 /// A notification, as it came.
