@@ -3,10 +3,9 @@
 
 Each engine has two processes on this host. Blocks are shuffled at both ends, in memory of huge pages, or of
 4 KiB pages that kvferry did not allocate (`foreign`), and every byte of every transfer is compared outside
-the clock. In each round every engine moves each total
-a few times, one right after the other; a ratio is of medians of one round, and what is printed is the median
-of the rounds, with their range: the machine's speed drifts, and does so for all of them. Whoever has
-no turn is stopped.
+the clock. In each round every engine moves each total a few times, one right after the other; a ratio is of
+medians of one round, and what is printed is the median of the rounds, with their range: the machine's speed
+drifts, and does so for all of them. Whoever has no turn is stopped.
 """
 
 from __future__ import annotations

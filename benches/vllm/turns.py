@@ -56,7 +56,7 @@ class Failed(Exception):
 
 @dataclass
 class Round:
-    """What a pair did in its turn: medians over its requests, in seconds, and megabytes of a transfer."""
+    """What a pair did in its turn: medians over its requests, in seconds, and mebibytes of a transfer."""
 
     first_token: float
     alone: float
