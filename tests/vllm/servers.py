@@ -194,6 +194,19 @@ class Server(Process):
         assert values, f"{self.name} has no metric {name} {labels}"
         return sum(values)
 
+    def counts(self, expected: float, name: str, **labels: str) -> None:
+        """Waits until a metric has a value: what workers count comes with a later step, after the answer."""
+        seen = []
+
+        def counted() -> bool:
+            seen.append(self.metric(name, **labels))
+            return seen[-1] == expected
+
+        try:
+            until("the metric has its value", 10, counted)
+        except AssertionError as late:
+            raise AssertionError(f"{name} {labels} of {self.name} is {seen[-1]}, not {expected}") from late
+
     def idle(self) -> bool:
         """Whether no block of its cache is held by anybody."""
         return self.metric("vllm:kv_cache_usage_perc") == 0

@@ -197,9 +197,8 @@ def test_what_a_prefill_instance_that_is_stopped_in_mid_write_sends_when_it_wake
     until("all blocks are free", 10, pair.both_idle)
     # What workers count comes with the next step.
     assert complete(pair.router.url, prompt(100)).status == 200
-    assert pair.prefill.metric("vllm:mooncake_num_failed_transfers_total") == 1
-    received = {"direction": "received", "outcome": "failed"}
-    assert pair.decode.metric("kvferry_transfers_total", **received) == 1
+    pair.prefill.counts(1, "vllm:mooncake_num_failed_transfers_total")
+    pair.decode.counts(1, "kvferry_transfers_total", direction="received", outcome="failed")
 
 
 def test_requests_one_by_one_give_the_tokens_of_a_lone_decode_instance(pair: Pair) -> None:
@@ -210,7 +209,8 @@ def test_requests_one_by_one_give_the_tokens_of_a_lone_decode_instance(pair: Pai
         got = complete(pair.router.url, text)
         assert got.status == 200, got.body
         assert got.tokens == expected.tokens
-    assert pair.done() == [count + 3 for count in before]
+    after = [count + 3 for count in before]
+    until("both have counted three more", 10, lambda: pair.done() == after)
     until("all blocks are free", 10, pair.both_idle)
 
 
@@ -271,4 +271,4 @@ def test_a_prefill_instance_that_is_killed_and_started_again_serves_again(pair: 
         return got.status == 200
 
     until("the router sends requests again", 60, served)
-    assert pair.prefill.metric("kvferry_transfers_total", direction="sent", outcome="done") == 1
+    pair.prefill.counts(1, "kvferry_transfers_total", direction="sent", outcome="done")

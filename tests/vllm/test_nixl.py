@@ -79,10 +79,10 @@ def test_requests_give_the_tokens_of_a_lone_decode_instance(pair: Pair) -> None:
         answers = list(pool.map(lambda text: complete(pair.router.url, text), texts))
     assert [answer.tokens for answer in answers] == expected
     until("all blocks are free", 15, pair.both_idle)
-    moved = sum(server.metric("vllm:nixl_xfer_time_seconds_count") for server in (pair.prefill, pair.decode))
-    assert moved == 11
-    # Who moves them counts them.
-    moved = sum(
-        server.metric("kvferry_transfers_total", outcome="done") for server in (pair.prefill, pair.decode)
-    )
-    assert moved == 11
+
+    def moved(name: str, **labels: str) -> float:
+        # Who moves them counts them.
+        return sum(server.metric(name, **labels) for server in (pair.prefill, pair.decode))
+
+    until("vLLM has counted them", 10, lambda: moved("vllm:nixl_xfer_time_seconds_count") == 11)
+    until("we have counted them", 10, lambda: moved("kvferry_transfers_total", outcome="done") == 11)

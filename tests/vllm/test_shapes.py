@@ -99,8 +99,8 @@ def test_two_prefill_ranks_serve_one_decode_rank_with_two_groups_of_cache(shapes
         assert got.status == 200, got.body
         assert got.tokens == expected.tokens
     # One for each rank.
-    assert prefill.server.metric("kvferry_transfers_total", direction="sent", outcome="done") == 6
-    assert decode.metric("kvferry_transfers_total", direction="received", outcome="done") == 6
+    prefill.server.counts(6, "kvferry_transfers_total", direction="sent", outcome="done")
+    decode.counts(6, "kvferry_transfers_total", direction="received", outcome="done")
     until("all blocks are free", 10, lambda: prefill.server.idle() and decode.idle())
 
 
@@ -120,7 +120,7 @@ def test_a_load_that_fails_with_two_groups_of_cache_leaves_the_decode_instance_h
     text = prompt(333)
     expected = complete(decode.url, text)
     assert complete(route(prefill).url, text).tokens == expected.tokens
-    assert decode.metric("vllm:mooncake_num_failed_recvs_total") > 0
+    until("the failure is counted", 10, lambda: decode.metric("vllm:mooncake_num_failed_recvs_total") > 0)
     until("all blocks are free", 10, lambda: prefill.server.idle() and decode.idle())
 
 
@@ -133,9 +133,8 @@ def test_two_data_parallel_ranks_prefill_behind_the_router(shapes: Shapes, route
         answers = list(pool.map(lambda text: complete(router.url, text), texts))
     assert [answer.status for answer in answers] == [200] * 8, [answer.body for answer in answers]
     assert [answer.tokens for answer in answers] == expected
-    sent = [
-        prefill.metric("kvferry_transfers_total", engine=rank, direction="sent", outcome="done")
-        for rank in ("0", "1")
-    ]
-    assert sum(sent) == 8 and all(sent), f"both ranks have prefilled: {sent}"
+    sent = {"direction": "sent", "outcome": "done"}
+    prefill.counts(8, "kvferry_transfers_total", **sent)
+    by_rank = [prefill.metric("kvferry_transfers_total", engine=rank, **sent) for rank in ("0", "1")]
+    assert all(by_rank), f"both ranks have prefilled: {by_rank}"
     until("all blocks are free", 10, lambda: prefill.idle() and decode.idle())

@@ -117,9 +117,8 @@ def test_what_one_instance_has_computed_another_loads(pool: Pool) -> None:
     got = complete(pool.second.url, text, cache_salt="shared")
     assert got.status == 200, got.body
     assert got.tokens == expected
-    assert pool.loaded() == BLOCKS * 32
-    load = {"operation": "load_get", "status": "ok"}
-    assert pool.second.metric("vllm:mooncake_store_operation_keys_total", **load) == BLOCKS
+    until("what was loaded is counted", 10, lambda: pool.loaded() == BLOCKS * 32)
+    pool.second.counts(BLOCKS, "vllm:mooncake_store_operation_keys_total", operation="load_get", status="ok")
     until("all blocks are free", 10, lambda: pool.first.idle() and pool.second.idle())
 
 
