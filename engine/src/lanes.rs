@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use kvferry_proto::LaneId;
 use kvferry_transport::lanes::{Lane, LaneConfig, LaneHandler, Reactor};
+use kvferry_transport::local::Ring;
 use kvferry_transport::rdma::fetch::{Fetcher, Registered};
 use parking_lot::Mutex;
 
@@ -22,8 +23,8 @@ pub(crate) struct Lanes(Mutex<BTreeMap<LaneId, Open>>);
 /// What the two ends of a new lane have beside the connection.
 pub(crate) enum Bond {
     Nothing,
-    /// What processes of one host found out about each other.
-    Host(Reach),
+    /// What processes of one host found out about each other, and a ring that they share, where they do.
+    Host(Reach, Option<Ring>),
     /// A queue pair, and the memory that its adapter reaches.
     Pair(Box<Fetcher>, Arc<Registered>),
 }
@@ -46,11 +47,14 @@ pub(crate) struct Open {
 }
 
 impl Tie {
-    pub(crate) fn new(lender: Lender, bond: Bond) -> Self {
+    /// What the ends share, and the ring by which they speak, where they do.
+    pub(crate) fn new(lender: Lender, bond: Bond) -> (Self, Option<Ring>) {
         match bond {
-            Bond::Nothing => Self::Nothing,
-            Bond::Host(reach) => Self::Host(Lending::new(lender, reach)),
-            Bond::Pair(fetcher, registered) => Self::Pair(Link::new(lender, *fetcher, registered)),
+            Bond::Nothing => (Self::Nothing, None),
+            Bond::Host(reach, ring) => (Self::Host(Lending::new(lender, reach)), ring),
+            Bond::Pair(fetcher, registered) => {
+                (Self::Pair(Link::new(lender, *fetcher, registered)), None)
+            }
         }
     }
 
@@ -102,7 +106,7 @@ impl Lanes {
         id: LaneId,
         tie: Tie,
         reactor: &Reactor,
-        stream: OwnedFd,
+        (stream, ring): (OwnedFd, Option<Ring>),
         config: LaneConfig,
         handler: Arc<dyn LaneHandler>,
     ) -> io::Result<()> {
@@ -110,7 +114,7 @@ impl Lanes {
         if let Tie::Pair(link) = &tie {
             link.attend(reactor)?;
         }
-        match reactor.add(stream, config, handler) {
+        match reactor.add_with(stream, ring, config, handler) {
             Ok(lane) => {
                 lanes.insert(id, Open { lane, tie });
                 Ok(())

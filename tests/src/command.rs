@@ -357,6 +357,8 @@ pub struct Held {
     pub threads: usize,
     /// Mappings of memory of ours.
     pub memfds: usize,
+    /// Mappings of rings, two to a lane: this end's and the other's.
+    pub rings: usize,
     /// Resident bytes of the process.
     pub resident_bytes: u64,
     /// Processor time of the process so far, in nanoseconds.

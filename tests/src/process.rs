@@ -424,7 +424,8 @@ pub fn usage_of(pid: &str) -> anyhow::Result<Held> {
         // The listing holds a descriptor itself.
         descriptors: fs::read_dir(format!("{proc}/fd"))?.count() - 1,
         threads,
-        memfds: maps.lines().filter(|line| line.contains("memfd:kvferry")).count(),
+        memfds: maps.lines().filter(|line| line.contains("memfd:kvferry ")).count(),
+        rings: maps.lines().filter(|line| line.contains("memfd:kvferry-ring ")).count(),
         resident_bytes: resident_kib << 10,
         cpu_ns,
     })

@@ -14,7 +14,7 @@ use kvferry_proto::message::{Ticket, VERSION_MAJOR};
 use kvferry_proto::{GrantId, Incarnation, LaneId, RegionId, TransferId};
 
 use kvferry_transport::local::{
-    Beacon, Challenge, NUMBER_BYTES, Obstacle, answer, receive_greeting, send_greeting,
+    Beacon, Challenge, NUMBER_BYTES, Obstacle, RING_PARTS, answer, receive_greeting, send_greeting,
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -122,7 +122,17 @@ impl RawLane {
         stream.write_all(&[Obstacle::encode(Ok(()))]).expect("it reads the verdict");
         let mut verdict = [0];
         stream.read_exact(&mut verdict).expect("it says what it found");
+        self.decline_ring();
         Obstacle::decode(verdict[0])
+    }
+
+    /// Has no part of a ring to pass, so all goes through the socket.
+    fn decline_ring(&mut self) {
+        let parts_and_verdict = [0; RING_PARTS + 1];
+        self.stream.write_all(&parts_and_verdict).expect("it reads that there is no ring");
+        let mut theirs = parts_and_verdict;
+        self.stream.read_exact(&mut theirs).expect("it shows its own");
+        assert_eq!(theirs[RING_PARTS], 0, "there is no ring to take");
     }
 
     /// Connects locally as `initiator`, proves that it is on the host, and says hello.

@@ -38,6 +38,7 @@
 
 pub mod baton;
 mod descriptor;
+mod doorbell;
 pub mod lanes;
 pub mod local;
 pub mod memory;

@@ -1,9 +1,10 @@
-//! Lanes over Unix sockets: descriptors that come with frames, and work that is done in pieces.
+//! Lanes over Unix sockets, with a ring beside them and without: descriptors that come with frames, and
+//! work that is done in pieces.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,6 +14,7 @@ use kvferry_transport::lanes::{
     CloseReason, FramePrefix, Incoming, Landed, Landing, Lane, LaneConfig, LaneHandler, Line, Load,
     Loader, Outgoing, Progress, Reactor, ReactorConfig, Start, Store, Storer, Work,
 };
+use kvferry_transport::local::{Ring, RingEnd};
 use kvferry_transport::memory::{Memory, SpanList};
 
 /// What happened at the receiving end.
@@ -61,10 +63,9 @@ impl LaneHandler for Handler {
                 Incoming::Done
             }
             1 => {
-                let memory = Memory::allocate(1 << 20).unwrap();
-                let mut spans = SpanList::new();
-                spans.attach(&memory);
-                spans.push(0, 1 << 20).unwrap();
+                let mut spans = spans(prefix[1]);
+                spans.copy_in(&vec![0; bytes_of(prefix[1]) as usize]).unwrap();
+                spans.rewind();
                 Incoming::Payload(Box::new(Place { note: prefix[1], spans, told: self.0.clone() }))
             }
             2 => {
@@ -91,7 +92,11 @@ impl Landing for Place {
         Store::Stored(storer.store(&mut self.spans))
     }
 
-    fn finish(self: Box<Self>, _lane: &Lane, landed: Landed) {
+    fn finish(mut self: Box<Self>, _lane: &Lane, landed: Landed) {
+        self.spans.rewind();
+        let mut bytes = vec![0; bytes_of(self.note) as usize];
+        self.spans.copy_out(&mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == self.note), "not what was sent");
         self.told.send(Event::Payload(self.note, landed)).unwrap();
     }
 }
@@ -124,19 +129,36 @@ struct Bulk {
 }
 
 impl Bulk {
+    /// Of 1 MiB, or 32 KiB, or a byte more, by the note; filled with that.
     fn new(note: u8) -> Self {
-        let memory = Memory::allocate(1 << 20).unwrap();
-        let mut spans = SpanList::new();
-        spans.attach(&memory);
-        spans.push(0, 1 << 20).unwrap();
-        Self { note, spans }
+        Self { note, spans: spans(note) }
     }
+}
+
+fn bytes_of(note: u8) -> u32 {
+    [1 << 20, 32 << 10, (32 << 10) + 1][usize::from(note) % 3]
+}
+
+/// Memory for a payload: what is sent, or where it lands.
+fn spans(note: u8) -> SpanList {
+    let memory = Memory::allocate(1 << 20).unwrap();
+    memory.copy_in(0, &vec![note; bytes_of(note) as usize]).unwrap();
+    let mut spans = SpanList::new();
+    spans.attach(&memory);
+    // Piece by piece, from behind.
+    let mut end = bytes_of(note);
+    while end > 0 {
+        let start = end.saturating_sub(5_000);
+        spans.push(u64::from(start), end - start).unwrap();
+        end = start;
+    }
+    spans
 }
 
 impl Outgoing for Bulk {
     fn start(&mut self, out: &mut Vec<u8>) -> Start {
-        out.extend_from_slice(&prefix(1, self.note, 1 << 20));
-        Start::Payload(1 << 20)
+        out.extend_from_slice(&prefix(1, self.note, bytes_of(self.note)));
+        Start::Payload(bytes_of(self.note) as usize)
     }
 
     fn load(&mut self, loader: &mut Loader<'_>) -> Load {
@@ -158,17 +180,53 @@ struct Ends {
     events: Receiver<Event>,
 }
 
-fn ends() -> Ends {
-    let reactor = Reactor::start("lanes", ReactorConfig { spin: Duration::ZERO }).unwrap();
+/// How the frames of a lane go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Socket,
+    /// A ring, and threads that look for a while before they sleep, or that sleep at once.
+    Ring {
+        looking: Duration,
+    },
+}
+
+const WAYS: [By; 3] = [
+    By::Socket,
+    By::Ring { looking: Duration::ZERO },
+    By::Ring { looking: Duration::from_micros(50) },
+];
+
+/// Both ends of a ring, put together over a socket as two processes do it.
+fn ring() -> [Ring; 2] {
     let (one, other) = UnixStream::pair().unwrap();
-    let (told, events) = channel();
-    let (unheard, _) = channel();
-    let here = reactor.add(one.into(), CONFIG, Arc::new(Handler(unheard))).unwrap();
-    reactor.add(other.into(), CONFIG, Arc::new(Handler(told))).unwrap();
-    Ends { _reactor: reactor, here, events }
+    let ends = [RingEnd::new().unwrap(), RingEnd::new().unwrap()];
+    let pass = |from: &RingEnd, by: &UnixStream, to: &UnixStream| {
+        [0, 1].map(|part| {
+            RingEnd::send(Some(from), part, by.as_fd()).unwrap();
+            RingEnd::receive(to.as_fd()).unwrap().unwrap()
+        })
+    };
+    let [first, second] = [pass(&ends[0], &one, &other), pass(&ends[1], &other, &one)];
+    let [here, there] = ends;
+    let join = |end: RingEnd, [memory, bell]: [OwnedFd; 2]| end.join(memory, bell).unwrap();
+    [join(here, second), join(there, first)]
 }
 
 impl Ends {
+    fn new(by: By) -> Self {
+        let looking = if let By::Ring { looking } = by { looking } else { Duration::ZERO };
+        let reactor = Reactor::start("lanes", ReactorConfig { spin: looking }).unwrap();
+        let (one, other) = UnixStream::pair().unwrap();
+        let (told, events) = channel();
+        let (unheard, _) = channel();
+        let rings = if by == By::Socket { [None, None] } else { ring().map(Some) };
+        let [our_ring, their_ring] = rings;
+        let ours = Arc::new(Handler(unheard));
+        let here = reactor.add_with(one.into(), our_ring, CONFIG, ours).unwrap();
+        reactor.add_with(other.into(), their_ring, CONFIG, Arc::new(Handler(told))).unwrap();
+        Self { _reactor: reactor, here, events }
+    }
+
     fn send_with(&self, frame: &[u8], descriptor: OwnedFd) {
         self.here.send_later_with(frame, descriptor);
         self.here.send_queued();
@@ -181,56 +239,115 @@ impl Ends {
 
 #[test]
 fn each_descriptor_arrives_with_its_frame_whatever_goes_before_and_behind() {
-    let ends = ends();
-    for round in 0..50_u8 {
-        ends.send_with(&prefix(0, 0, 0), file(&format!("first {round}")));
-        ends.here.send_bulk(Box::new(Bulk::new(round)));
-        ends.send_with(&prefix(0, 0, 0), file(&format!("second {round}")));
-        ends.send_with(&prefix(0, 0, 0), file(&format!("third {round}")));
-        ends.here.send(&prefix(2, 0, 0));
-    }
-    for round in 0..50_u8 {
-        assert_eq!(ends.next(), Event::File(format!("first {round}")));
-        assert_eq!(ends.next(), Event::Payload(round, Landed::Whole));
-        assert_eq!(ends.next(), Event::File(format!("second {round}")));
-        assert_eq!(ends.next(), Event::File(format!("third {round}")));
-        assert_eq!(ends.next(), Event::Worked(0));
+    for by in WAYS {
+        let ends = Ends::new(by);
+        for round in 0..50_u8 {
+            ends.send_with(&prefix(0, 0, 0), file(&format!("first {round}")));
+            ends.here.send_bulk(Box::new(Bulk::new(round)));
+            ends.send_with(&prefix(0, 0, 0), file(&format!("second {round}")));
+            ends.send_with(&prefix(0, 0, 0), file(&format!("third {round}")));
+            ends.here.send(&prefix(2, 0, 0));
+        }
+        for round in 0..50_u8 {
+            assert_eq!(ends.next(), Event::File(format!("first {round}")));
+            assert_eq!(ends.next(), Event::Payload(round, Landed::Whole));
+            assert_eq!(ends.next(), Event::File(format!("second {round}")));
+            assert_eq!(ends.next(), Event::File(format!("third {round}")));
+            assert_eq!(ends.next(), Event::Worked(0));
+        }
     }
 }
 
 #[test]
 fn a_frame_that_comes_without_its_descriptor_finds_none() {
-    let ends = ends();
-    ends.here.send(&prefix(0, 0, 0));
-    assert_eq!(ends.next(), Event::NoFile);
+    for by in WAYS {
+        let ends = Ends::new(by);
+        ends.here.send(&prefix(0, 0, 0));
+        assert_eq!(ends.next(), Event::NoFile);
+    }
 }
 
 #[test]
 fn descriptors_that_nobody_asks_for_are_bounded_and_closed_with_the_lane() {
-    let ends = ends();
-    let mut readers = Vec::new();
-    for _ in 0..40 {
-        let (reader, writer) = std::io::pipe().unwrap();
-        // A frame that asks for none.
-        ends.send_with(&prefix(2, 1, 0), writer.into());
-        readers.push(reader);
-    }
-    for _ in 0..40 {
-        assert_eq!(ends.next(), Event::Worked(1));
-    }
-    ends.here.close();
-    assert_eq!(ends.next(), Event::Closed);
-    for mut reader in readers {
-        // It ends once no writer is left anywhere.
-        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    for by in WAYS {
+        let ends = Ends::new(by);
+        let mut readers = Vec::new();
+        for _ in 0..40 {
+            let (reader, writer) = std::io::pipe().unwrap();
+            // A frame that asks for none.
+            ends.send_with(&prefix(2, 1, 0), writer.into());
+            readers.push(reader);
+        }
+        for _ in 0..40 {
+            assert_eq!(ends.next(), Event::Worked(1));
+        }
+        ends.here.close();
+        assert_eq!(ends.next(), Event::Closed);
+        for mut reader in readers {
+            // It ends once no writer is left anywhere.
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
     }
 }
 
 #[test]
 fn work_is_done_in_turns_and_before_the_frame_behind_it() {
-    let ends = ends();
-    ends.here.send(&prefix(2, 200, 0));
-    ends.here.send(&prefix(2, 3, 0));
-    assert_eq!(ends.next(), Event::Worked(200));
-    assert_eq!(ends.next(), Event::Worked(3));
+    for by in WAYS {
+        let ends = Ends::new(by);
+        ends.here.send(&prefix(2, 200, 0));
+        ends.here.send(&prefix(2, 3, 0));
+        assert_eq!(ends.next(), Event::Worked(200));
+        assert_eq!(ends.next(), Event::Worked(3));
+    }
+}
+
+#[test]
+fn frames_larger_than_a_ring_arrive_whole_and_in_order() {
+    for by in WAYS {
+        let ends = Ends::new(by);
+        // Of 16 bytes each: a quarter more than a ring takes, at once, and again.
+        for _ in 0..2 {
+            let frames: Vec<u8> = (0..10_240).flat_map(|_| prefix(2, 1, 0)).collect();
+            ends.here.send(&frames);
+            ends.here.send(&prefix(2, 7, 0));
+        }
+        for _ in 0..2 {
+            for _ in 0..10_240 {
+                assert_eq!(ends.next(), Event::Worked(1), "{by:?}");
+            }
+            assert_eq!(ends.next(), Event::Worked(7), "{by:?}");
+        }
+    }
+}
+
+#[test]
+fn what_was_sent_before_the_lane_closed_arrives_before_its_end() {
+    for by in WAYS {
+        for round in 0..50 {
+            let ends = Ends::new(by);
+            ends.send_with(&prefix(0, 0, 0), file("last words"));
+            // Of 32 KiB, and more than what a ring takes.
+            for note in [1, 2] {
+                ends.here.send_bulk(Box::new(Bulk::new(note)));
+            }
+            ends.here.close();
+            assert_eq!(ends.next(), Event::File("last words".into()), "{by:?}, round {round}");
+            assert_eq!(ends.next(), Event::Payload(1, Landed::Whole), "{by:?}, round {round}");
+            assert_eq!(ends.next(), Event::Payload(2, Landed::Whole), "{by:?}, round {round}");
+            assert_eq!(ends.next(), Event::Closed, "{by:?}, round {round}");
+        }
+    }
+}
+
+#[test]
+fn frames_that_come_now_and_then_are_found_whether_a_thread_looks_or_sleeps() {
+    for by in WAYS {
+        let ends = Ends::new(by);
+        for round in 0..2_000_u32 {
+            ends.here.send(&prefix(2, 1, 0));
+            assert_eq!(ends.next(), Event::Worked(1), "{by:?}");
+            // Around the time after which a thread stops looking.
+            std::thread::sleep(Duration::from_micros(u64::from(round % 80)));
+        }
+    }
 }

@@ -108,10 +108,10 @@ async fn greet(core: &Arc<Core>, arrival: Arrival) -> io::Result<()> {
             admitted.take_up(core, &hello, stream, bond)
         }
         Arrival::Local(mut stream) => {
-            let reach = local::prove(&mut stream).await?;
+            let (reach, ring) = local::prove(&mut stream).await?;
             let (hello, admitted, _, sent) = exchange(core, &mut stream, false).await?;
             let stream = sent.and_then(|()| Ok(stream.into_std()?.into()));
-            admitted.take_up(core, &hello, stream, Bond::Host(reach))
+            admitted.take_up(core, &hello, stream, Bond::Host(reach, ring))
         }
     }
 }
@@ -189,11 +189,11 @@ impl Admitted {
             let session = hello.initiator.0.wrapping_add(hello.session);
             let reactor = core.reactor(session, hello.lane);
             let reactor = reactor.ok_or_else(|| io::Error::other(Refusal::ShuttingDown))?;
-            let tie = Tie::new(Lender::Owner, bond);
+            let (tie, ring) = Tie::new(Lender::Owner, bond);
             let handler =
                 RequestHandler::new(core.clone(), initiator.clone(), hello.lane, tie.clone());
             let (config, handler) = (Core::accepted_lane(), Arc::new(handler));
-            initiator.lanes.add(hello.lane, tie, &reactor, stream, config, handler)
+            initiator.lanes.add(hello.lane, tie, &reactor, (stream, ring), config, handler)
         });
         if opened.is_err() {
             initiator.remove_lane(hello.lane);

@@ -67,10 +67,10 @@ async fn try_open(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error> {
         }
         Way::Local(path) => {
             let met = local::meet(path).await;
-            let (mut stream, reach) = met.map_err(|error| unreachable(&error))?;
+            let (mut stream, reach, ring) = met.map_err(|error| unreachable(&error))?;
             let welcome = exchange(&hello, &mut stream).await.map_err(|e| unreachable(&e))?;
             let stream = stream.into_std().map_err(|error| unreachable(&error))?;
-            (welcome, stream.into(), Bond::Host(reach))
+            (welcome, stream.into(), Bond::Host(reach, ring))
         }
     };
     take_up(peer, lane, &offer, &welcome, stream, bond)
@@ -151,9 +151,9 @@ pub(super) fn add(
     on_gone: Option<OnGone>,
 ) -> Result<(), Error> {
     let reactor = peer.core().reactor(peer.number(), lane).ok_or(Error::Shutdown)?;
-    let tie = Tie::new(Lender::Initiator, bond);
+    let (tie, ring) = Tie::new(Lender::Initiator, bond);
     let handler = Arc::new(ReplyHandler::new(Arc::downgrade(peer), lane, tie.clone(), on_gone));
     peer.lanes()
-        .add(lane, tie, &reactor, stream, Core::opened_lane(), handler)
+        .add(lane, tie, &reactor, (stream, ring), Core::opened_lane(), handler)
         .map_err(|error| offer.unreachable(peer, &error))
 }

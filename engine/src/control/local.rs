@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use kvferry_proto::Incarnation;
 use kvferry_transport::local::{
-    Beacon, Challenge, NUMBER_BYTES, Obstacle, PeerProcess, RunDirectory, RunDirectoryError,
-    answer, is_same_user, receive_greeting, send_greeting,
+    Beacon, Challenge, NUMBER_BYTES, Obstacle, PeerProcess, RING_PARTS, Ring, RingEnd,
+    RunDirectory, RunDirectoryError, answer, is_same_user, receive_greeting, send_greeting,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
@@ -60,7 +60,7 @@ async fn try_local(core: &Core, offers: &Offers) -> Result<Offer, Arc<str>> {
         return Err("it offers no local transport".into());
     };
     let met = meet(&path).await;
-    let (_, reach) = met.map_err(|error| describe(directory, &path, &error))?;
+    let (_, reach, _) = met.map_err(|error| describe(directory, &path, &error))?;
     Ok(Offer { not_in_place: reach.obstacle().map(Into::into), ..offer })
 }
 
@@ -77,15 +77,15 @@ fn describe(directory: &RunDirectory, path: &Path, error: &io::Error) -> Arc<str
 }
 
 /// Connects to the socket of an engine, and proves that it is on this host.
-pub(super) async fn meet(path: &Path) -> io::Result<(UnixStream, Reach)> {
+pub(super) async fn meet(path: &Path) -> io::Result<(UnixStream, Reach, Option<Ring>)> {
     let mut stream = UnixStream::connect(path).await?;
-    let reach = prove(&mut stream).await?;
-    Ok((stream, reach))
+    let (reach, ring) = prove(&mut stream).await?;
+    Ok((stream, reach, ring))
 }
 
-/// Proves to each end that the other is on this host, and finds out whether each can read the other's
-/// memory.
-pub(super) async fn prove(stream: &mut UnixStream) -> io::Result<Reach> {
+/// Proves to each end that the other is on this host, finds out whether each can read the other's
+/// memory, and has both share a ring.
+pub(super) async fn prove(stream: &mut UnixStream) -> io::Result<(Reach, Option<Ring>)> {
     if !is_same_user(stream.as_fd())? {
         return Err(io::Error::other("the process behind it runs as another user"));
     }
@@ -104,7 +104,35 @@ pub(super) async fn prove(stream: &mut UnixStream) -> io::Result<Reach> {
     if !challenge.is_met_by(answered) {
         return Err(io::Error::other("it could not read what it was passed"));
     }
-    find_process(stream, number, their_number).await
+    let reach = find_process(stream, number, their_number).await?;
+    Ok((reach, share_ring(stream).await?))
+}
+
+/// Each end passes its part of a ring, and says whether it took the other's. Without one all goes through
+/// the socket.
+async fn share_ring(stream: &mut UnixStream) -> io::Result<Option<Ring>> {
+    let ours = RingEnd::new().inspect_err(no_ring).ok();
+    let mut theirs = [const { None }; RING_PARTS];
+    for (part, received) in theirs.iter_mut().enumerate() {
+        let socket = &*stream;
+        let send = || RingEnd::send(ours.as_ref(), part, socket.as_fd());
+        socket.async_io(Interest::WRITABLE, send).await?;
+        let receive = || RingEnd::receive(socket.as_fd());
+        *received = socket.async_io(Interest::READABLE, receive).await?;
+    }
+    let joined = match (ours, theirs) {
+        (Some(ours), [Some(memory), Some(bell)]) => {
+            ours.join(memory, bell).inspect_err(no_ring).ok()
+        }
+        _ => None,
+    };
+    stream.write_u8(u8::from(joined.is_some())).await?;
+    let is_taken = stream.read_u8().await? == 1;
+    Ok(joined.filter(|_| is_taken))
+}
+
+fn no_ring(error: &io::Error) {
+    tracing::warn!(%error, "no ring is shared with a process of this host: all goes through its socket");
 }
 
 /// Each end shows the number of its challenge in its memory too, and says where; the other says

@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvferry_proto::TransferId;
+use kvferry_transport::lanes::look_until;
 
 use super::PeerInner;
 use crate::error::Error;
@@ -43,12 +44,8 @@ impl Driver for PeerDriver {
         let awaited = peer.session.lock().lanes_of(transfer);
         let lanes: Vec<_> =
             awaited.into_iter().filter_map(|lane| Some(peer.lanes.get(lane)?.lane)).collect();
-        while !lanes.is_empty() && !is_over() {
-            for lane in &lanes {
-                lane.look();
-            }
-            // Whoever has to answer may be on this very processor.
-            std::thread::yield_now();
+        if !lanes.is_empty() {
+            look_until(&lanes, is_over);
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use loom::sync::atomic::AtomicUsize;
-pub use loom::sync::atomic::{AtomicBool, Ordering};
+pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// To loom, putting a lock down is nothing that another thread could come before: whoever only tries
 /// to get it would never find it held from the holder's last step on. So both are told to loom as

@@ -137,6 +137,20 @@ fn whoever_lends_what_could_hurt_loses_the_lane_and_no_more() {
 }
 
 #[test]
+fn a_ring_goes_with_its_lane_whatever_becomes_of_the_other_end() {
+    let mut target = start_with(Setup::default(), large(true));
+    let mut initiator = start_with(Setup::default(), large(true));
+    initiator.connect(&target);
+    assert!(initiator.transfer(push(&target, COUNT)).is_done());
+    let (here, there) = (initiator.held(), target.held());
+    assert_eq!(here.rings, 2 * here.lanes_opened);
+    assert_eq!(there.rings, 2 * there.lanes_accepted);
+    assert!(here.lanes_opened > 0);
+    initiator.kill();
+    target.await_held("its lanes and rings are gone", |held| held.rings == 0);
+}
+
+#[test]
 fn garbage_on_the_socket_harms_nobody() {
     let mut target = start();
     let before = target.held();

@@ -11,13 +11,15 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
 use parking_lot::Mutex;
 
 use super::ParsePrefix;
+use super::beside::Beside;
 use super::later;
 use super::outgoing::Outgoing;
 use super::reactor::{Handle, TURN_BYTES};
-use super::receive::{Received, Receiver};
+use super::receive::Receiver;
 use super::send::{Queue, Sender, Sent};
 use super::socket;
 use crate::baton::Baton;
+use crate::local::Ring;
 use crate::memory::{IoVecs, MemoryError, SpanList};
 
 /// Settings of a lane.
@@ -187,9 +189,6 @@ impl fmt::Display for CloseReason {
     }
 }
 
-/// How much a waiting thread receives before it lets the reactor go on.
-const LOOK_BYTES: usize = 64 << 10;
-
 pub(super) const OPEN: u8 = 0;
 pub(super) const CLOSE: u8 = 1;
 pub(super) const RESET: u8 = 2;
@@ -213,6 +212,8 @@ pub(super) struct Inner {
     pub(super) paused: AtomicBool,
     /// Descriptors that came with frames, in order.
     pub(super) descriptors: Mutex<VecDeque<OwnedFd>>,
+    /// Where frames go through a ring: that, and the stream that goes with it.
+    pub(super) ring: Option<Beside>,
 }
 
 /// One connection, driven by a reactor. Clones are handles to the same lane.
@@ -223,11 +224,17 @@ impl Lane {
     pub(super) fn new(
         token: usize,
         stream: OwnedFd,
+        ring: Option<Ring>,
         config: LaneConfig,
         handler: Arc<dyn LaneHandler>,
         reactor: Handle,
     ) -> Self {
         let stream = Arc::new(stream);
+        let beside = ring.as_ref().map(|ring| Beside::new(ring, &stream));
+        let (producer, consumer) = match ring {
+            Some(ring) => (Some(ring.producer), Some(ring.consumer)),
+            None => (None, None),
+        };
         Self(Arc::new(Inner {
             token,
             config,
@@ -235,11 +242,12 @@ impl Lane {
             reactor,
             queue: Mutex::new(Queue::default()),
             backlog: AtomicUsize::new(0),
-            sender: Baton::new(Some(Sender::new(stream.clone()))),
-            receiver: Mutex::new(Some(Receiver::new(stream))),
+            sender: Baton::new(Some(Sender::new(stream.clone(), producer))),
+            receiver: Mutex::new(Some(Receiver::new(stream, consumer))),
             closing: AtomicU8::new(OPEN),
             paused: AtomicBool::new(false),
             descriptors: Mutex::default(),
+            ring: beside,
         }))
     }
 
@@ -292,7 +300,8 @@ impl Lane {
     /// the order in which they come.
     #[must_use]
     pub fn take_descriptor(&self) -> Option<OwnedFd> {
-        self.0.descriptors.lock().pop_front()
+        let kept = self.0.descriptors.lock().pop_front();
+        kept.or_else(|| self.0.ring.as_ref()?.take_descriptor())
     }
 
     /// Closes the lane once what the connection has taken is sent. [`LaneHandler::on_closed`]
@@ -327,20 +336,6 @@ impl Lane {
         self.0.backlog.load(Ordering::Relaxed)
     }
 
-    /// Receives what is there, on this thread, unless the reactor is at it. For a thread that waits
-    /// for an answer and would rather look than sleep.
-    pub fn look(&self) {
-        let Some(mut receiver) = self.0.receiver.try_lock() else { return };
-        let Some(open) = receiver.as_mut() else { return };
-        let received = open.receive_some(self, LOOK_BYTES);
-        drop(receiver);
-        match received {
-            Received::Idle { in_frame } => self.rest(!in_frame),
-            // Whatever else there is to do about it is the reactor's, which no event may tell.
-            _ => self.0.reactor.kick(self.0.token),
-        }
-    }
-
     /// Something that did not come by the connection is dealt with, and nothing more can be now: what
     /// was held back goes out, as after frames.
     pub fn idle(&self) {
@@ -356,13 +351,28 @@ impl Lane {
         }
     }
 
+    pub(super) fn is_paused(&self) -> bool {
+        self.0.paused.load(Ordering::Acquire)
+    }
+
+    /// Something has come by the stream of a lane with a ring, or it has ended.
+    pub(super) fn note_stream(&self) {
+        if let Some(beside) = &self.0.ring {
+            beside.note();
+        }
+    }
+
+    /// Whether the other end of a lane with a ring has closed it.
+    pub(super) fn is_over(&self, stream: RawFd) -> bool {
+        self.0.ring.as_ref().is_some_and(|beside| beside.is_over(stream))
+    }
+
     /// Whether the lane is not read because too much waits to be sent, and no more of that than may.
     pub(super) fn is_due_again(&self) -> bool {
         // Whoever pauses looks here after it has said so, and whoever sends after it has sent: one of
         // the two sees what the other has written.
         fence(Ordering::SeqCst);
-        self.0.paused.load(Ordering::Acquire)
-            && self.backlog_frames() <= self.0.config.backlog_frames
+        self.is_paused() && self.backlog_frames() <= self.0.config.backlog_frames
     }
 
     /// Sends what is queued, as much as a thread may at once; or has it sent when this thread is

@@ -25,6 +25,10 @@
 //! What a frame asks for may also be [`Work`] without a payload, which is done in pieces: the same
 //! holds of each.
 //!
+//! Between processes of one host, frames can go through a ring in shared memory beside the stream
+//! ([`Ring`](crate::local::Ring)), which then carries their payloads and descriptors, each in its frame's turn. Whoever looks at such a lane
+//! need not ask the kernel, and nobody is woken for it.
+//!
 //! What is no stream and has to do with lanes all the same, such as the completions of a queue pair, is
 //! looked at by the same threads ([`Watched`]).
 //!
@@ -32,9 +36,12 @@
 //! memory; the receive buffer takes what comes behind them in the same call, so a stream of slices
 //! costs no calls for its prefixes and heads.
 
+mod beside;
 mod frame;
+mod hot;
 mod lane;
 mod later;
+mod look;
 mod outgoing;
 mod pages;
 mod reactor;
@@ -49,7 +56,9 @@ pub use lane::{
     Store, Storer, Work,
 };
 pub use later::send_afterwards;
+pub use look::look_until;
 pub use outgoing::{Load, Loader, Outgoing, Start};
 pub use reactor::{Reactor, ReactorConfig};
+pub(crate) use socket::send as send_bytes;
 pub use socket::{is_memory_fault, is_unhealthy};
 pub use watch::{Look, Watch, Watched};

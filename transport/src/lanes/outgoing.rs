@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 
 use super::pages::PagePipe;
 use super::socket;
+use crate::local::Producer;
 use crate::memory::{IoVecs, SpanList};
 
 /// A frame with a payload on its way out.
@@ -50,10 +51,21 @@ pub enum Load {
 /// Sends a part of a payload, behind whatever has to go first.
 #[derive(Debug)]
 pub struct Loader<'a> {
-    pub(super) socket: RawFd,
+    pub(super) way: Way<'a>,
     pub(super) head: &'a [u8],
     pub(super) scratch: &'a mut IoVecs,
     pub(super) pipe: &'a mut PagePipe,
+}
+
+/// Where a payload goes.
+#[derive(Debug)]
+pub(super) enum Way<'a> {
+    Socket(RawFd),
+    /// Behind its head, which is gone. `left` is what is to come of the payload.
+    Ring {
+        ring: &'a mut Producer,
+        left: usize,
+    },
 }
 
 impl Loader<'_> {
@@ -62,14 +74,19 @@ impl Loader<'_> {
     /// # Errors
     /// What the kernel says, `WouldBlock` included.
     pub fn load(&mut self, spans: &mut SpanList) -> io::Result<usize> {
-        spans.gather(self.socket, self.head, self.scratch)
+        match &mut self.way {
+            Way::Socket(socket) => spans.gather(*socket, self.head, self.scratch),
+            Way::Ring { ring, left } => {
+                ring.fill(*left, |place| spans.copy_out(place).map_err(io::Error::other))
+            }
+        }
     }
 
     /// Whether [`Loader::lend`] pays for `spans`, and is to be had on this lane. The same for all of a
     /// payload.
     #[must_use]
     pub fn can_lend(&mut self, spans: &SpanList) -> bool {
-        self.pipe.takes(spans)
+        matches!(self.way, Way::Socket(_)) && self.pipe.takes(spans)
     }
 
     /// As [`Loader::load`], but what is sent are the pages and not a copy of them: what the receiver
@@ -79,9 +96,10 @@ impl Loader<'_> {
     /// # Errors
     /// As [`Loader::load`].
     pub fn lend(&mut self, spans: &mut SpanList) -> io::Result<usize> {
+        let Way::Socket(socket) = self.way else { return self.load(spans) };
         if !self.head.is_empty() {
-            return socket::send_more(self.socket, self.head);
+            return socket::send_more(socket, self.head);
         }
-        self.pipe.pass(self.socket, spans, self.scratch)
+        self.pipe.pass(socket, spans, self.scratch)
     }
 }

@@ -14,16 +14,21 @@ use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
 use socket2::SockRef;
 
+use super::hot::Hot;
 use super::lane::{CLOSE, CloseReason, Lane, LaneConfig, LaneHandler, OPEN, RESET};
 use super::receive::Received;
 use super::send::Sent;
 use super::socket;
 use super::watch::{Look, Watch, Watched, Watching};
+use crate::local::Ring;
 
 /// How much one lane may receive or send before the others have their turn.
 pub(super) const TURN_BYTES: usize = 1 << 20;
 
 const WAKER: Token = Token(0);
+
+/// Added to a lane's token, the token of its doorbell.
+const DOORBELL: usize = 1 << (usize::BITS - 1);
 
 /// Settings of a reactor.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +140,7 @@ impl Reactor {
             shared: handle.0.clone(),
             config,
             unfinished: BTreeMap::new(),
+            hot: Hot::default(),
             looking_until: Instant::now(),
             worked: false,
         };
@@ -151,25 +157,38 @@ impl Reactor {
         config: LaneConfig,
         handler: Arc<dyn LaneHandler>,
     ) -> io::Result<Lane> {
+        self.add_with(stream, None, config, handler)
+    }
+
+    /// The same, with a ring that the other end of the connection has an end of, too. Then the
+    /// connection has to be a Unix socket.
+    ///
+    /// # Errors
+    /// As [`Reactor::add`].
+    pub fn add_with(
+        &self,
+        stream: OwnedFd,
+        ring: Option<Ring>,
+        config: LaneConfig,
+        handler: Arc<dyn LaneHandler>,
+    ) -> io::Result<Lane> {
         // Calls that take no flag for it must not block either.
         SockRef::from(&stream).set_nonblocking(true)?;
         let token = self.handle.0.next_token.fetch_add(1, Ordering::Relaxed);
-        let lane = Lane::new(token, stream, config, handler, self.handle.clone());
+        let (stream_fd, bell_fd) =
+            (stream.as_raw_fd(), ring.as_ref().map(|ring| ring.shared.bell()));
+        let lane = Lane::new(token, stream, ring, config, handler, self.handle.clone());
         self.handle.0.lanes.lock().insert(token, lane.clone());
-        let registered = match lane.0.receiver.lock().as_ref() {
-            Some(receiver) => {
-                let fd = receiver.stream().as_raw_fd();
-                // Not for room to send: a Unix socket has that told whenever the other end reads.
-                self.handle.0.registry.register(
-                    &mut SourceFd(&fd),
-                    Token(token),
-                    Interest::READABLE,
-                )
-            }
-            None => Ok(()),
+        let register = |fd: RawFd, token| {
+            // Not for room to send: a Unix socket has that told whenever the other end reads.
+            self.handle.0.registry.register(&mut SourceFd(&fd), Token(token), Interest::READABLE)
         };
+        // Nothing closes the lane and its descriptors before the reactor is told of them, but that.
+        let registered = register(stream_fd, token)
+            .and_then(|()| bell_fd.map_or(Ok(()), |bell| register(bell, token | DOORBELL)));
         if let Err(error) = registered {
             self.handle.0.lanes.lock().remove(&token);
+            self.handle.unregister(stream_fd);
             return Err(error);
         }
         Ok(lane)
@@ -227,12 +246,15 @@ fn events() -> Events {
 struct Turn {
     receive: bool,
     send: bool,
+    /// Something has come by the lane's stream.
+    stream: bool,
 }
 
 impl Turn {
     fn add(&mut self, other: Self) {
         self.receive |= other.receive;
         self.send |= other.send;
+        self.stream |= other.stream;
     }
 }
 
@@ -242,6 +264,8 @@ struct Turns {
     config: ReactorConfig,
     /// What is left to do for lanes whose turn was over too soon, by token.
     unfinished: BTreeMap<usize, Turn>,
+    /// Lanes whose rings this thread looks at, so that nobody wakes it for them.
+    hot: Hot,
     /// What is watched is looked at until then without being told to.
     looking_until: Instant,
     /// Something was received or sent in this round.
@@ -253,18 +277,21 @@ impl Turns {
         let mut events = events();
         let mut busy_until = Instant::now();
         while !self.shared.stopping.load(Ordering::Acquire) {
-            let spinning = !self.unfinished.is_empty() || Instant::now() < busy_until;
+            let spinning =
+                !self.unfinished.is_empty() || Instant::now() < busy_until || self.cool();
             let timeout = if spinning { Some(Duration::ZERO) } else { None };
             if let Err(error) = self.round(&mut events, timeout) {
                 tracing::error!(%error, "epoll failed; the lanes of this thread are closed");
                 break;
             }
             // Not after an event whose cause another thread has dealt with: that one looks already.
-            if self.worked && !self.config.spin.is_zero() {
+            let is_looking = self.worked && !self.config.spin.is_zero();
+            if is_looking {
                 busy_until = Instant::now() + self.config.spin;
-            } else if spinning {
-                // Whoever is woken by what was sent is often put on this very processor, and what is
-                // looked for comes from there: it goes first.
+            }
+            // Whoever is woken by what was sent is often put on this very processor, and what is
+            // looked for comes from there: it goes first.
+            if spinning && !is_looking {
                 std::thread::yield_now();
             }
         }
@@ -275,10 +302,17 @@ impl Turns {
     /// one turn. Whether any had.
     fn round(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<bool> {
         self.worked = false;
-        match self.poll.poll(events, timeout) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
-            Err(error) => return Err(error),
+        let has_time = self.unfinished.is_empty();
+        let rung = self.hot.due(has_time);
+        if has_time && self.hot.comes_first() {
+            events.clear();
+        } else {
+            let timeout = if rung.is_empty() { timeout } else { Some(Duration::ZERO) };
+            match self.poll.poll(events, timeout) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => events.clear(),
+                Err(error) => return Err(error),
+            }
         }
         // A lane has one turn, whatever is the cause, and those that did not come to an end in their
         // last one come last: what is small does not wait behind them.
@@ -288,14 +322,22 @@ impl Turns {
             Some(unfinished) => unfinished.add(turn),
             None => first.entry(token).or_default().add(turn),
         };
+        for token in rung {
+            add(token, Turn { receive: true, ..Turn::default() });
+        }
         for event in &*events {
-            if event.token() != WAKER {
+            let Token(token) = event.token();
+            if token & DOORBELL != 0 {
+                // Something has come through the ring, or there is room in it.
+                let turn = Turn { receive: true, send: true, stream: false };
+                add(token & !DOORBELL, turn);
+            } else if event.token() != WAKER {
                 let receive = event.is_readable() || event.is_read_closed() || event.is_error();
-                add(event.token().0, Turn { receive, send: event.is_writable() });
+                add(token, Turn { receive, send: event.is_writable(), stream: true });
             }
         }
         for token in std::mem::take(&mut *self.shared.kicked.lock()) {
-            add(token, Turn { receive: true, send: true });
+            add(token, Turn { receive: true, send: true, stream: false });
         }
         let any = !first.is_empty() || !last.is_empty();
         for (token, turn) in first.into_iter().chain(last) {
@@ -304,7 +346,7 @@ impl Turns {
         Ok(any)
     }
 
-    fn close_all(&self) {
+    fn close_all(&mut self) {
         let lanes = std::mem::take(&mut *self.shared.lanes.lock());
         for lane in lanes.into_values() {
             self.close(&lane, &CloseReason::Local);
@@ -318,6 +360,9 @@ impl Turns {
             OPEN => {}
             CLOSE => return self.close(&lane, &CloseReason::Local),
             _ => return self.close(&lane, &CloseReason::Reset),
+        }
+        if std::mem::take(&mut turn.stream) {
+            lane.note_stream();
         }
         if turn.send {
             turn.send = self.send(&lane);
@@ -361,7 +406,7 @@ impl Turns {
             Look::Waiting => Instant::now() < self.looking_until || watched.rest(),
         };
         if is_again {
-            self.unfinished.insert(token, Turn { receive: true, send: false });
+            self.unfinished.insert(token, Turn { receive: true, ..Turn::default() });
         }
     }
 
@@ -382,12 +427,26 @@ impl Turns {
         let Some(receiver) = receiver.as_mut() else { return Received::Idle { in_frame: true } };
         let before = receiver.busy();
         let received = receiver.receive_some(lane, TURN_BYTES);
-        self.worked |= receiver.busy() != before;
+        if receiver.busy() != before {
+            self.worked = true;
+            if !self.config.spin.is_zero() {
+                self.hot.warm(lane);
+            }
+        }
         received
     }
 
-    fn close(&self, lane: &Lane, reason: &CloseReason) {
+    /// This thread is about to sleep, and has to be woken from now on. Whether something has come meanwhile.
+    fn cool(&mut self) -> bool {
+        for token in self.hot.cool() {
+            self.unfinished.insert(token, Turn { receive: true, ..Turn::default() });
+        }
+        !self.unfinished.is_empty()
+    }
+
+    fn close(&mut self, lane: &Lane, reason: &CloseReason) {
         self.shared.lanes.lock().remove(&lane.0.token);
+        self.hot.remove(lane);
         let Some(receiver) = lane.0.receiver.lock().take() else { return };
         let sender = lane.0.sender.take().take();
         let asked_for_reset = lane.0.closing.swap(RESET, Ordering::AcqRel) == RESET;
@@ -398,6 +457,9 @@ impl Turns {
         }
         let fd = receiver.stream().as_raw_fd();
         let _ = self.shared.registry.deregister(&mut SourceFd(&fd));
+        if let Some(beside) = &lane.0.ring {
+            let _ = self.shared.registry.deregister(&mut SourceFd(&beside.ring().bell()));
+        }
         drop((receiver, sender));
         let queued = lane.0.queue.lock().clear();
         drop(queued);

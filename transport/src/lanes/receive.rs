@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::FramePrefix;
+use super::beside::RING_PAYLOAD_BYTES;
 use super::lane::{
     CloseReason, Incoming, Landed, Landing, Lane, Line, Progress, Source, Store, Storer, Work,
 };
 use super::{later, socket};
 use crate::descriptor;
+use crate::local::Consumer;
 use crate::memory::IoVecs;
 
 /// How much is received ahead: prefixes, heads, and payloads up to this size, which are copied into
@@ -34,8 +36,17 @@ const DESCRIPTORS: usize = 8;
 enum Phase {
     Prefix,
     Head { prefix: [u8; FramePrefix::BYTES], lengths: FramePrefix },
-    Payload { landing: Box<dyn Landing>, left: usize, landed: Landed },
+    Payload { landing: Box<dyn Landing>, left: usize, landed: Landed, by: By },
     Work(Box<dyn Work>),
+}
+
+/// By what a payload comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// As its frame does, in whose buffer it begins.
+    Frames,
+    /// The stream, while other frames may have come through the ring.
+    Stream,
 }
 
 /// What [`Receiver::receive_some`] came to.
@@ -53,6 +64,9 @@ pub(super) enum Received {
 /// What only the thread that receives may touch.
 pub(super) struct Receiver {
     stream: Arc<OwnedFd>,
+    /// Where there is one, frames come through it, and large payloads and descriptors through the
+    /// stream.
+    ring: Option<Consumer>,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -63,9 +77,10 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(stream: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(stream: Arc<OwnedFd>, ring: Option<Consumer>) -> Self {
         Self {
             stream,
+            ring,
             buffer: vec![0; BUFFER_BYTES],
             start: 0,
             end: 0,
@@ -83,6 +98,18 @@ impl Receiver {
     /// Changes whenever something was received that more is likely to follow.
     pub(super) fn busy(&self) -> u64 {
         self.busy
+    }
+
+    /// Whether there may be something to do that costs a system call only where there is: frames that
+    /// are there, a payload that is due, or work.
+    pub(super) fn is_worth_a_look(&self) -> bool {
+        match &self.ring {
+            Some(ring) => {
+                matches!(self.phase, Phase::Payload { by: By::Stream, .. } | Phase::Work(_))
+                    || ring.has_more()
+            }
+            None => true,
+        }
     }
 
     /// Receives up to about `budget` bytes and deals with them. What is sent because of them counts
@@ -123,8 +150,17 @@ impl Receiver {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.hold_back_wakeups();
+                    if let Some(beside) = &lane.0.ring {
+                        beside.await_stream(matches!(
+                            self.phase,
+                            Phase::Payload { by: By::Stream, .. }
+                        ));
+                    }
                     let in_frame = !matches!(self.phase, Phase::Prefix) || self.start < self.end;
                     return Received::Idle { in_frame };
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Received::Over(CloseReason::Violation(error.to_string()));
                 }
                 Err(error) => return Received::Over(CloseReason::Failed(error)),
             }
@@ -159,7 +195,9 @@ impl Receiver {
                     self.phase = match incoming {
                         Incoming::Done | Incoming::Quiet if left == 0 => Phase::Prefix,
                         Incoming::Payload(landing) => {
-                            Phase::Payload { landing, left, landed: Landed::Whole }
+                            let is_beside = self.ring.is_some() && left > RING_PAYLOAD_BYTES;
+                            let by = if is_beside { By::Stream } else { By::Frames };
+                            Phase::Payload { landing, left, landed: Landed::Whole, by }
                         }
                         Incoming::Work(work) if left == 0 => Phase::Work(work),
                         Incoming::Done | Incoming::Quiet | Incoming::Work(_) => {
@@ -169,8 +207,9 @@ impl Receiver {
                         Incoming::Violation(what) => return Err(CloseReason::Violation(what)),
                     };
                 }
-                Phase::Payload { landing, left, landed } => {
-                    let take = (*left).min(available.len());
+                Phase::Payload { landing, left, landed, by } => {
+                    let is_here = *by == By::Frames;
+                    let take = if is_here { (*left).min(available.len()) } else { 0 };
                     if take > 0 {
                         let bytes = &available[..take];
                         if *landed == Landed::Whole {
@@ -200,24 +239,33 @@ impl Receiver {
         }
     }
 
-    /// Takes bytes from the socket: into place while a payload is due, into the buffer otherwise.
+    /// Takes bytes: into place while a payload is due, into the buffer otherwise.
     fn fetch(&mut self, lane: &Lane) -> io::Result<usize> {
         let socket = self.stream.as_raw_fd();
-        if let Phase::Payload { landing, left, landed } = &mut self.phase {
-            // `consume` left nothing in the buffer while a payload is due.
-            (self.start, self.end) = (0, 0);
+        let is_by_ring = self.ring.is_some();
+        if let Phase::Payload { landing, left, landed, by } = &mut self.phase
+            && !(is_by_ring && *by == By::Frames)
+        {
+            let tail = if *by == By::Frames {
+                // `consume` left nothing in the buffer while a payload is due.
+                (self.start, self.end) = (0, 0);
+                &mut self.buffer[..BUFFER_BYTES]
+            } else {
+                &mut []
+            };
             if *landed != Landed::Whole {
                 let bytes = drop_some(socket, *left)?;
                 *left -= bytes;
                 return Ok(bytes);
             }
-            let tail = &mut self.buffer[..BUFFER_BYTES];
             let source = Source::Socket { tail, scratch: &mut self.scratch };
             let stored = landing.store(&mut Storer { socket, source });
             keep(lane, self.scratch.descriptors.drain(..));
             return match stored {
                 Store::Stored(Ok(received)) => {
-                    self.end = received.saturating_sub(*left);
+                    if *by == By::Frames {
+                        self.end = received.saturating_sub(*left);
+                    }
                     *left = left.saturating_sub(received);
                     Ok(received)
                 }
@@ -234,6 +282,20 @@ impl Receiver {
             };
         }
         self.make_room();
+        if let Some(ring) = &mut self.ring {
+            let taken = ring.take(&mut self.buffer[self.end..])?;
+            self.end += taken;
+            if taken > 0 {
+                return Ok(taken);
+            }
+            if lane.is_over(socket) {
+                // What was written before it closed is there by now.
+                let taken = ring.take(&mut self.buffer[self.end..])?;
+                self.end += taken;
+                return Ok(taken);
+            }
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let (received, descriptor) = descriptor::receive(socket, &mut self.buffer[self.end..])?;
         keep(lane, descriptor);
         self.end += received;

@@ -6,11 +6,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::beside::RING_PAYLOAD_BYTES;
 use super::lane::{Lane, RESET};
-use super::outgoing::{Load, Loader, Outgoing, Start};
+use super::outgoing::{Load, Loader, Outgoing, Start, Way};
 use super::pages::PagePipe;
 use super::socket;
 use crate::descriptor;
+use crate::local::Producer;
 use crate::memory::IoVecs;
 
 /// How much is collected of frames without payload before it is sent.
@@ -73,6 +75,8 @@ pub(super) enum Sent {
 struct Current {
     frame: Box<dyn Outgoing>,
     left: usize,
+    /// The payload goes through the ring.
+    by_ring: bool,
     /// Where the frame starts in `out`, while none of it is sent: it can be taken back then.
     unsent_at: Option<usize>,
     /// Permission was withdrawn; zeros go out in its place.
@@ -89,6 +93,9 @@ struct Attached {
 /// What only the thread that sends may touch.
 pub(super) struct Sender {
     stream: Arc<OwnedFd>,
+    /// Where there is one it takes frames, in their order; large payloads and descriptors go through the
+    /// stream, each in the order of its frame.
+    ring: Option<Producer>,
     /// Prefixes, heads and frames without payload that go before the current payload.
     out: Vec<u8>,
     out_sent: usize,
@@ -102,9 +109,10 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    pub(super) fn new(stream: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(stream: Arc<OwnedFd>, ring: Option<Producer>) -> Self {
         Self {
             stream,
+            ring,
             out: Vec::new(),
             out_sent: 0,
             attached: None,
@@ -123,7 +131,8 @@ impl Sender {
 
     fn block(&mut self, lane: &Lane) -> Sent {
         self.blocked = true;
-        if !self.expects_room {
+        let is_told_by_doorbell = self.ring.as_ref().is_some_and(Producer::is_full);
+        if !self.expects_room && !is_told_by_doorbell {
             if let Err(error) = lane.expect_room(self.stream.as_raw_fd()) {
                 tracing::error!(%error, "epoll does not tell when a lane has room; it is reset");
                 lane.reset();
@@ -136,6 +145,14 @@ impl Sender {
 
     /// Sends what is queued, up to about `budget` bytes, and takes from it what was sent.
     pub(super) fn send_some(&mut self, lane: &Lane, budget: &mut usize) -> Sent {
+        let sent = self.send_while(lane, budget);
+        if let Some(ring) = &mut self.ring {
+            ring.ring_if_due();
+        }
+        sent
+    }
+
+    fn send_while(&mut self, lane: &Lane, budget: &mut usize) -> Sent {
         if self.blocked {
             return Sent::Blocked;
         }
@@ -185,8 +202,10 @@ impl Sender {
                     let at = self.out.len();
                     match frame.start(&mut self.out) {
                         Start::Payload(left) => {
-                            let unsent_at = Some(at);
-                            self.current = Some(Current { frame, left, unsent_at, filling: false });
+                            let by_ring = self.ring.is_some() && left <= RING_PAYLOAD_BYTES;
+                            let (unsent_at, filling) = (Some(at), false);
+                            self.current =
+                                Some(Current { frame, left, by_ring, unsent_at, filling });
                         }
                         Start::Bare => self.finish(lane, frame, true),
                         Start::Skip => {
@@ -208,31 +227,41 @@ impl Sender {
         let socket = self.stream.as_raw_fd();
         if let Some(attached) = &self.attached {
             // Nothing is collected behind such a frame, so no payload waits.
-            let sent = if self.out_sent < attached.start {
-                socket::send(socket, &self.out[self.out_sent..attached.start])?
+            if self.out_sent < attached.start {
+                let end = attached.start;
+                return self.send_out(end);
+            }
+            let descriptor = attached.descriptor.as_fd();
+            if self.ring.is_some() {
+                // Before its frame, so that it is there when the frame is.
+                descriptor::send(socket, &[0], descriptor)?;
             } else {
                 let frame = &self.out[attached.start..attached.end];
-                let sent = descriptor::send(socket, frame, attached.descriptor.as_fd())?;
-                self.attached = None;
-                sent
-            };
-            self.out_sent += sent;
-            return Ok(sent);
+                self.out_sent += descriptor::send(socket, frame, descriptor)?;
+            }
+            self.attached = None;
+            return Ok(1);
+        }
+        if self.out_sent < self.out.len() && (self.ring.is_some() || self.current.is_none()) {
+            let end = self.out.len();
+            return self.send_out(end);
         }
         let head = &self.out[self.out_sent..];
-        let Some(current) = &mut self.current else {
-            let sent = socket::send(socket, head)?;
-            self.out_sent += sent;
-            return Ok(sent);
-        };
+        let Some(current) = &mut self.current else { return Ok(0) };
         let head_bytes = head.len();
         let sent = if current.filling {
             // Zeros go on their own: this is rare, and the head is long gone or goes first.
             let zeros = &ZEROS[..current.left.min(ZEROS.len())];
-            socket::send(socket, if head.is_empty() { zeros } else { head })?
+            match &mut self.ring {
+                Some(ring) if current.by_ring => ring.push(zeros)?,
+                _ => socket::send(socket, if head.is_empty() { zeros } else { head })?,
+            }
         } else {
-            let mut loader =
-                Loader { socket, head, scratch: &mut self.scratch, pipe: &mut self.pipe };
+            let way = match &mut self.ring {
+                Some(ring) if current.by_ring => Way::Ring { ring, left: current.left },
+                _ => Way::Socket(socket),
+            };
+            let mut loader = Loader { way, head, scratch: &mut self.scratch, pipe: &mut self.pipe };
             match current.frame.load(&mut loader) {
                 Load::Sent(Err(error)) if socket::is_memory_fault(&error) => {
                     tracing::warn!(%error, "the memory of a transfer cannot be read");
@@ -252,6 +281,22 @@ impl Sender {
             && let Some(current) = self.current.take()
         {
             self.finish(lane, current.frame, !current.filling);
+        }
+        Ok(sent)
+    }
+
+    /// Sends what is in `out` up to `end`.
+    fn send_out(&mut self, end: usize) -> io::Result<usize> {
+        let bytes = &self.out[self.out_sent..end];
+        let sent = match &mut self.ring {
+            Some(ring) => ring.push(bytes)?,
+            None => socket::send(self.stream.as_raw_fd(), bytes)?,
+        };
+        self.out_sent += sent;
+        if let Some(current) = &mut self.current
+            && current.unsent_at.is_some_and(|at| self.out_sent > at)
+        {
+            current.unsent_at = None;
         }
         Ok(sent)
     }

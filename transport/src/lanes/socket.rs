@@ -35,7 +35,7 @@ pub(super) fn drop_into(socket: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Sends `bytes` without blocking.
-pub(super) fn send(socket: RawFd, bytes: &[u8]) -> io::Result<usize> {
+pub(crate) fn send(socket: RawFd, bytes: &[u8]) -> io::Result<usize> {
     send_with(socket, bytes, 0)
 }
 

@@ -20,6 +20,7 @@
 //! | `proof` | the proof that the other end of a Unix socket is on this host: [`Challenge`] |
 //! | `process` | the process at the other end, and its memory read where it lies: [`PeerProcess`], [`Beacon`] |
 //! | `peer` | memory that a peer lends, mapped read-only or read where it lies: [`PeerMemory`], [`PeerSpans`] |
+//! | `ring` | what they say to each other without a system call: [`RingEnd`], [`Ring`] |
 //! | `copy` | copies from it, past the cache where they are large |
 
 pub(crate) mod copy;
@@ -27,6 +28,7 @@ mod directory;
 mod peer;
 mod process;
 mod proof;
+mod ring;
 
 pub use directory::{Doorway, RunDirectory, RunDirectoryError};
 pub use peer::{PeerMemory, PeerSpans};
@@ -34,3 +36,5 @@ pub(crate) use peer::{Place, ranges};
 pub(crate) use process::ReadError;
 pub use process::{Beacon, Obstacle, PeerProcess};
 pub use proof::{Challenge, NUMBER_BYTES, answer, is_same_user, receive_greeting, send_greeting};
+pub(crate) use ring::{Consumer, Producer, Shared as RingShared};
+pub use ring::{PARTS as RING_PARTS, Ring, RingEnd};

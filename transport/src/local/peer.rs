@@ -28,7 +28,9 @@ struct InPlace {
     length: usize,
 }
 
-struct Mapping {
+/// A range of addresses that is unmapped when this is dropped.
+#[derive(Debug)]
+pub(super) struct Mapping {
     base: NonNull<u8>,
     length: usize,
 }
@@ -46,13 +48,18 @@ impl Drop for Mapping {
     }
 }
 
-impl PeerMemory {
-    /// Maps the first `length` bytes of what a peer lends.
+impl Mapping {
+    /// Takes over a mapping that was just made, and that nobody else unmaps.
+    pub(super) fn new(base: NonNull<u8>, length: usize) -> Self {
+        Self { base, length }
+    }
+
+    /// Maps the first `length` bytes of what a peer lends, for reading only.
     ///
     /// # Errors
     /// [`MemoryError::NotLent`] when it is no memfd, could be cut short under us, or is too short;
     /// [`MemoryError::System`] when it cannot be mapped.
-    pub fn map(lent: OwnedFd, length: u64) -> Result<Self, MemoryError> {
+    pub(super) fn of_lent(lent: OwnedFd, length: u64) -> Result<Self, MemoryError> {
         // Only memfds have seals, and one that cannot shrink raises no signal when it is read.
         // SAFETY: a descriptor that we own; the call takes no other argument.
         let seals = unsafe { libc::fcntl(lent.as_raw_fd(), libc::F_GET_SEALS) };
@@ -74,7 +81,23 @@ impl PeerMemory {
         let length =
             usize::try_from(length).map_err(|_| MemoryError::Overflow { base: 0, length })?;
         let base = map_aligned(file.as_fd(), length, libc::PROT_READ)?;
-        Ok(Self(Arc::new(Inner::Mapped(Mapping { base, length }))))
+        Ok(Self::new(base, length))
+    }
+
+    /// The address of its first byte.
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+}
+
+impl PeerMemory {
+    /// Maps the first `length` bytes of what a peer lends.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotLent`] when it is no memfd, could be cut short under us, or is too short;
+    /// [`MemoryError::System`] when it cannot be mapped.
+    pub fn map(lent: OwnedFd, length: u64) -> Result<Self, MemoryError> {
+        Ok(Self(Arc::new(Inner::Mapped(Mapping::of_lent(lent, length)?))))
     }
 
     /// `length` bytes of a process's own memory from address `base` on, to be read where they are.

@@ -1,5 +1,6 @@
 //! Memory of our own: a sealed memfd at a multiple of 2 MiB, in huge pages where that is possible.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -37,7 +38,7 @@ impl SharedMapping {
             .checked_next_multiple_of(HUGE_PAGE_BYTES)
             .filter(|bytes| i64::try_from(*bytes).is_ok())
             .ok_or(MemoryError::Overflow { base: 0, length: length as u64 })?;
-        let memfd = sealed_memfd(mapped_bytes)?;
+        let memfd = sealed_memfd(c"kvferry", mapped_bytes)?;
         let base = map_aligned(memfd.as_fd(), mapped_bytes, libc::PROT_READ | libc::PROT_WRITE)?;
         // Our mapping stays writable; nobody can make another that is, write, or punch holes.
         // Before Linux 5.1 there is no such seal, and the memory is lent to nobody.
@@ -116,11 +117,11 @@ impl Drop for SharedMapping {
     }
 }
 
-fn sealed_memfd(bytes: usize) -> Result<File, MemoryError> {
+/// A memfd that cannot change its size any more, under a name that `/proc` shows.
+pub(crate) fn sealed_memfd(name: &CStr, bytes: usize) -> Result<File, MemoryError> {
     // SAFETY: the name is a C string; the result is checked before use.
-    let fd = unsafe {
-        libc::memfd_create(c"kvferry".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-    };
+    let fd =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     if fd < 0 {
         return Err(MemoryError::system("creating a memfd", bytes));
     }
@@ -138,7 +139,7 @@ fn sealed_memfd(bytes: usize) -> Result<File, MemoryError> {
     Ok(memfd)
 }
 
-fn seal(memfd: &File, seals: libc::c_int) -> io::Result<()> {
+pub(crate) fn seal(memfd: &File, seals: libc::c_int) -> io::Result<()> {
     // SAFETY: an integer argument on a descriptor that we own.
     let result = unsafe { libc::fcntl(memfd.as_raw_fd(), libc::F_ADD_SEALS, seals) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -246,6 +246,23 @@ impl SpanList {
         Ok(copied)
     }
 
+    /// Copies from the spans from the position on into `into`, as much as is left of them. Returns how
+    /// much was.
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the memory cannot be touched.
+    pub fn copy_out(&mut self, into: &mut [u8]) -> Result<usize, MemoryError> {
+        let mut copied = 0;
+        while copied < into.len() {
+            let Some((memory, offset, bytes)) = self.current() else { break };
+            let bytes = bytes.min(into.len() - copied);
+            memory.copy_out(offset, &mut into[copied..copied + bytes])?;
+            copied += bytes;
+            self.advance(bytes);
+        }
+        Ok(copied)
+    }
+
     /// Copies from memory that a peer lends into the spans from the position on, up to `most`
     /// bytes; both positions move. Returns how much was copied: 0 when nothing is left on one of
     /// the sides.
