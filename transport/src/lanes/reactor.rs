@@ -290,8 +290,8 @@ impl Turns {
                 busy_until = Instant::now() + self.config.spin;
             }
             // Whoever is woken by what was sent is often put on this very processor, and what is
-            // looked for comes from there: it goes first.
-            if spinning && !is_looking {
+            // looked for comes from there: it goes first. So does who waits while much is copied.
+            if !self.unfinished.is_empty() || spinning && !is_looking {
                 std::thread::yield_now();
             }
         }
