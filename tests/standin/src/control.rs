@@ -2,6 +2,9 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
+use crate::abi::{
+    IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR,
+};
 use crate::world::world;
 
 /// How many devices there are, from the next look on: `standin0`, `standin1`, ...
@@ -39,6 +42,70 @@ pub(crate) extern "C" fn standin_waiting() -> usize {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_fail_one() -> c_int {
     c_int::from(world().fail_one())
+}
+
+/// Whether packets come through by a device, `standin0` being 0. What is under way by one that is cut off
+/// ends without an answer.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_cut(device: usize, on: c_int) {
+    let mut world = world();
+    let name = format!("standin{device}").into_bytes();
+    if on == 0 {
+        world.cut.remove(&name);
+        return;
+    }
+    world.cut.insert(name);
+    // What is held back on other devices waits on.
+    world.carry_out_cut();
+}
+
+/// Whether the port of a device is up. The device tells so; what is under way stays where it is.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_port(device: usize, is_up: c_int) {
+    let mut world = world();
+    let name = format!("standin{device}").into_bytes();
+    let event = if is_up == 0 {
+        world.down.insert(name.clone());
+        world.cut.insert(name.clone());
+        IBV_EVENT_PORT_ERR
+    } else {
+        world.down.remove(&name);
+        world.cut.remove(&name);
+        IBV_EVENT_PORT_ACTIVE
+    };
+    world.tell(&name, event);
+}
+
+/// Whether a device has another address than at first. It tells so.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_move(device: usize, on: c_int) {
+    let mut world = world();
+    let name = format!("standin{device}").into_bytes();
+    if on == 0 {
+        world.moved.remove(&name);
+    } else {
+        world.moved.insert(name.clone());
+    }
+    world.tell(&name, IBV_EVENT_GID_CHANGE);
+}
+
+/// A device fails for good, and tells so.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_break(device: usize) {
+    world().tell(&format!("standin{device}").into_bytes(), IBV_EVENT_DEVICE_FATAL);
+}
+
+/// How many queue pairs there are on a device.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_pairs(device: usize) -> usize {
+    let name = format!("standin{device}").into_bytes();
+    world().pairs.values().filter(|pair| pair.device == name).count()
+}
+
+/// How many registrations there are.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_registrations() -> usize {
+    world().regions.len()
 }
 
 /// On how many devices requests were posted.

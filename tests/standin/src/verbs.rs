@@ -7,11 +7,11 @@ use std::ptr;
 
 use crate::abi::{
     IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_QP_DEST_QPN, IBV_QPS_ERR, IBV_QPS_RTS,
-    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid,
-    ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
-    ibv_wc,
+    IBV_WR_RDMA_READ, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
+    ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_recv_wr, ibv_send_wr, ibv_wc,
 };
-use crate::world::{Pair, Queue, Region, Request, world};
+use crate::world::{Listener, Pair, Queue, Region, Request, world};
 
 /// How many identifiers a port has.
 const GIDS: c_int = 16;
@@ -25,6 +25,11 @@ fn refuse(errno: c_int) {
 fn blank<T>() -> T {
     // SAFETY: numbers, pointers and optional functions.
     unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// A device's name.
+fn name_of(device: &ibv_device) -> Vec<u8> {
+    device.name.iter().flat_map(|byte| byte.to_ne_bytes()).take_while(|byte| *byte != 0).collect()
 }
 
 fn eventfd() -> c_int {
@@ -79,12 +84,18 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     context.ops.req_notify_cq = Some(req_notify_cq);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
-    Box::into_raw(Box::new(context))
+    // SAFETY: a device of the list.
+    let (device, fd) = (name_of(unsafe { &*device }), context.async_fd);
+    let context = Box::into_raw(Box::new(context));
+    world.listeners.insert(context.addr(), Listener { device, fd, events: [].into() });
+    context
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    world().contexts -= 1;
+    let mut world = world();
+    world.contexts -= 1;
+    world.listeners.remove(&context.addr());
     // SAFETY: as `ibv_open_device` made it.
     unsafe {
         libc::close((*context).async_fd);
@@ -113,7 +124,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_query_port(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     port: u8,
     told: *mut ibv_port_attr,
 ) -> c_int {
@@ -121,7 +132,10 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
         return libc::EINVAL;
     }
     let mut facts: ibv_port_attr = blank();
-    facts.state = if world().port_down { 1 } else { IBV_PORT_ACTIVE };
+    let world = world();
+    let is_down =
+        world.listeners.get(&context.addr()).is_some_and(|on| world.down.contains(&on.device));
+    facts.state = if world.port_down || is_down { 1 } else { IBV_PORT_ACTIVE };
     facts.active_mtu = 5;
     facts.link_layer = IBV_LINK_LAYER_ETHERNET;
     // SAFETY: the caller's structure.
@@ -131,7 +145,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_query_gid(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     _port: u8,
     index: c_int,
     gid: *mut ibv_gid,
@@ -140,18 +154,41 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
         refuse(libc::ENODATA);
         return -1;
     }
+    let world = world();
+    let has_moved =
+        world.listeners.get(&context.addr()).is_some_and(|on| world.moved.contains(&on.device));
+    let last = if has_moved { 2 } else { 1 };
     // SAFETY: the caller's bytes.
-    unsafe { gid.write(ibv_gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1])) };
+    unsafe { gid.write(ibv_gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last])) };
     0
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_get_async_event(
-    _context: *mut ibv_context,
-    _event: *mut ibv_async_event,
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
 ) -> c_int {
-    refuse(libc::EAGAIN);
-    -1
+    let mut world = world();
+    let listener = world.listeners.get_mut(&context.addr());
+    let Some((kind, fd, is_last)) = listener.and_then(|listener| {
+        let kind = listener.events.pop_front()?;
+        Some((kind, listener.fd, listener.events.is_empty()))
+    }) else {
+        refuse(libc::EAGAIN);
+        return -1;
+    };
+    let mut told: ibv_async_event = blank();
+    // The number of the port stands where a pointer would.
+    (told.event_type, told.element) = (kind, ptr::without_provenance_mut(1));
+    let mut count = 0_u64;
+    // SAFETY: the caller's event; eight bytes, which the second call writes.
+    unsafe {
+        event.write(told);
+        if is_last {
+            libc::read(fd, (&raw mut count).cast(), 8);
+        }
+    }
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -298,9 +335,12 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     let number = world.number();
     // SAFETY: the caller's structures.
     let (wish, context) = unsafe { (&mut *wish, (*domain).context) };
+    // SAFETY: the context's device exists as long as it does.
+    let device = name_of(unsafe { &*(*context).device });
     world.pairs.insert(
         number,
         Pair {
+            device,
             domain: domain.addr(),
             queue: wish.send_cq.addr(),
             state: 0,
@@ -381,9 +421,8 @@ unsafe extern "C" fn post_send(
 ) -> c_int {
     let mut world = world();
     // SAFETY: the caller's queue pair, whose context and device exist as long.
-    let (number, device) = unsafe { ((*pair).qp_num, (*(*(*pair).context).device).name) };
-    let name = device.iter().flat_map(|byte| byte.to_ne_bytes()).take_while(|byte| *byte != 0);
-    world.devices_used.insert(name.collect());
+    let (number, device) = unsafe { ((*pair).qp_num, &*(*(*pair).context).device) };
+    let device = name_of(device);
     let mut status = 0;
     while !request.is_null() {
         let Some(found) = world.pairs.get_mut(&number) else { return libc::EINVAL };
@@ -415,8 +454,14 @@ unsafe extern "C" fn post_send(
             };
             (posted, it.next)
         };
-        world.under_way.push_back(posted);
         request = next;
+        // What moves no bytes only asks whether packets come through.
+        if posted.spans.is_empty() && posted.opcode == IBV_WR_RDMA_READ {
+            world.carry_out_one(&posted);
+            continue;
+        }
+        world.devices_used.insert(device.clone());
+        world.under_way.push_back(posted);
     }
     if !world.holding {
         world.carry_out(usize::MAX);

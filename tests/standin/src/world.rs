@@ -25,10 +25,18 @@ const NOT_EXPECTED: c_int = 13;
 pub(crate) struct World {
     pub(crate) device_count: usize,
     pub(crate) port_down: bool,
+    /// Devices whose port is down.
+    pub(crate) down: BTreeSet<Vec<u8>>,
+    /// Devices whose address is another than it was.
+    pub(crate) moved: BTreeSet<Vec<u8>>,
+    /// What open devices have to tell, by the addresses of their contexts.
+    pub(crate) listeners: BTreeMap<usize, Listener>,
     /// The longest registration.
     pub(crate) region_bytes: u64,
     /// Requests wait until they are released.
     pub(crate) holding: bool,
+    /// Devices by whose ports no packet comes through.
+    pub(crate) cut: BTreeSet<Vec<u8>>,
     /// Writes land one bit off.
     pub(crate) corrupting: bool,
     /// Names of calls of which the next one is refused.
@@ -45,6 +53,14 @@ pub(crate) struct World {
     /// Names of devices on which requests were posted.
     pub(crate) devices_used: BTreeSet<Vec<u8>>,
     pub(crate) last_number: u32,
+}
+
+/// Who has a device open.
+pub(crate) struct Listener {
+    pub(crate) device: Vec<u8>,
+    pub(crate) fd: c_int,
+    /// Kinds of events, all of port 1.
+    pub(crate) events: VecDeque<c_int>,
 }
 
 pub(crate) struct Region {
@@ -64,6 +80,8 @@ pub(crate) struct Queue {
 }
 
 pub(crate) struct Pair {
+    /// The name of its device.
+    pub(crate) device: Vec<u8>,
     pub(crate) domain: usize,
     pub(crate) queue: usize,
     pub(crate) state: c_int,
@@ -122,14 +140,41 @@ impl World {
         while done < most {
             let Some(request) = self.under_way.pop_front() else { break };
             done += 1;
-            let Some(pair) = self.pairs.get(&request.pair) else { continue };
-            let status = if pair.state == IBV_QPS_RTS { self.attempt(&request) } else { FLUSHED };
-            self.finish(&request, status);
-            if status != SUCCESS {
-                self.fail(request.pair);
-            }
+            self.carry_out_one(&request);
         }
         done
+    }
+
+    /// Carries out a request that is not under way any more.
+    pub(crate) fn carry_out_one(&mut self, request: &Request) {
+        let Some(pair) = self.pairs.get(&request.pair) else { return };
+        let status = if pair.state == IBV_QPS_RTS { self.attempt(request) } else { FLUSHED };
+        self.finish(request, status);
+        if status != SUCCESS {
+            self.fail(request.pair);
+        }
+    }
+
+    /// A device tells everybody who has it open.
+    pub(crate) fn tell(&mut self, device: &[u8], event: c_int) {
+        for listener in self.listeners.values_mut().filter(|one| one.device == device) {
+            listener.events.push_back(event);
+            ring(listener.fd);
+        }
+    }
+
+    /// Ends what is under way by devices that are cut off.
+    pub(crate) fn carry_out_cut(&mut self) {
+        let requests = std::mem::take(&mut self.under_way);
+        for request in requests {
+            let ends = [Some(request.pair), self.pairs.get(&request.pair).map(|pair| pair.peer)];
+            let mut devices = ends.iter().flatten().filter_map(|end| self.pairs.get(end));
+            if devices.any(|pair| self.cut.contains(&pair.device)) {
+                self.carry_out_one(&request);
+            } else {
+                self.under_way.push_back(request);
+            }
+        }
     }
 
     /// Has the queue pair fail of the request that has waited longest: its peer does not answer.
@@ -165,6 +210,9 @@ impl World {
         let (domain, peer) = (from.domain, from.peer);
         let is_there = |pair: &&Pair| matches!(pair.state, IBV_QPS_RTR | IBV_QPS_RTS);
         let Some(target) = self.pairs.get(&peer).filter(is_there) else { return UNANSWERED };
+        if self.cut.contains(&from.device) || self.cut.contains(&target.device) {
+            return UNANSWERED;
+        }
         if request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM {
             let Some(target) = self.pairs.get_mut(&peer) else { return UNANSWERED };
             let Some(id) = target.expected.pop_front() else { return NOT_EXPECTED };
@@ -184,6 +232,9 @@ impl World {
             })
         };
         let bytes = request.spans.iter().map(|(_, bytes, _)| u64::from(*bytes)).sum();
+        if bytes == 0 {
+            return SUCCESS;
+        }
         if !covers(&request.key, target.domain, request.remote, bytes, wanted) {
             self.fail(peer);
             return REMOTE_ACCESS;

@@ -8,7 +8,7 @@ use super::cut::{Cut, Fetch, Piece, Unfetchable};
 use super::registered::Registered;
 use crate::rdma::verbs::{
     Capacity, Completion, CompletionQueue, Context, LocalSpan, MemoryRegion, Operation, Outcome,
-    QueuePair, Status, VerbsError, Work,
+    QueuePair, RemoteAddress, Status, VerbsError, Work,
 };
 
 /// How many bytes may be under way at once. What is revoked meanwhile waits for no more than these:
@@ -202,6 +202,26 @@ impl Fetcher {
         self.requests_out += requests;
         self.bytes_out += bytes;
         Ok(posted)
+    }
+
+    /// Asks the peer's adapter for no bytes: what comes of it is found like the end of a fetch, whose
+    /// number is the largest there is. Until then nothing else is to be posted.
+    ///
+    /// # Errors
+    /// The adapter's.
+    pub fn probe(&mut self) -> Result<(), VerbsError> {
+        let pair = self.pair.as_ref().ok_or(VerbsError::QueuePairFailed)?;
+        let id = self.next_chain;
+        // A read of no bytes names no memory (InfiniBand Architecture Specification volume 1, C9-88),
+        // and is answered all the same.
+        let from = RemoteAddress { address: 0, key: 0 };
+        let operation = Operation::Read { from, into: &[] };
+        pair.post(&[Work { id, signaled: true, operation }])?;
+        let (fetch, requests, bytes, into) = (u64::MAX, 1, 0, Vec::new());
+        self.chains.push_back(Chain { id, fetch, requests, bytes, _into: into });
+        self.next_chain += 1;
+        self.requests_out += requests;
+        Ok(())
     }
 
     /// Finds out what has completed since.

@@ -41,6 +41,12 @@ impl Verbs {
         Ok(Self(Arc::new(unsafe { Library::load(path) }?)))
     }
 
+    /// Whether both are of one library, however often it was loaded.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.0.get_device_list, other.0.get_device_list)
+    }
+
     pub(super) fn library(&self) -> &Library {
         &self.0
     }
