@@ -22,14 +22,11 @@ use crate::engine::{Addresses, Engine};
 use crate::error::Error;
 use crate::net::Endpoint;
 use crate::plan::PlanLimits;
-use crate::rdma::{Adapters, Rdma};
+use crate::rdma::{Adapters, Rdma, attend};
 use crate::registry::Registry;
 use crate::session;
 use crate::time::YEAR;
-use crate::transports::{Transport, Transports};
-
-/// How many lanes to one peer are opened for the sake of ports, so that peers take them.
-const MOST_LANES_FOR_PORTS: usize = 32;
+use crate::transports::Transports;
 
 /// How long the end of the control thread may take.
 const RUNTIME_END: Duration = Duration::from_millis(200);
@@ -370,17 +367,8 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         Ok(door) => (Ok(door.directory), Some(door.entrance)),
         Err(reason) => (Err(reason), None),
     };
-    let mut session = builder.session;
-    let adapters = if transports.permit(Transport::Rdma) {
-        let adapters = Arc::new(Adapters::open(builder.rdma)?);
-        builder.registry.attach(&adapters)?;
-        // A lane is on one pair of ports: fewer lanes would leave some idle.
-        let ports = adapters.port_count().min(MOST_LANES_FOR_PORTS);
-        session.bulk_lanes = session.bulk_lanes.max(ports);
-        Some(adapters)
-    } else {
-        None
-    };
+    let adapters = Adapters::of_engine(transports, builder.rdma, &builder.registry)?;
+    let ports = adapters.as_ref().map_or(0, |adapters| adapters.lanes());
     let bootstrap = match builder.bootstrap {
         Some(bootstrap) => Some(bootstrap.serving().await?),
         None => None,
@@ -392,8 +380,9 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         .collect::<Result<Vec<_>, _>>()
         .map_err(Error::system("starting a lane thread"))?;
     let settings = Settings {
-        session,
+        session: builder.session,
         local_bulk_lanes: builder.local_bulk_lanes,
+        rdma_bulk_lanes: builder.session.bulk_lanes.max(ports),
         plan: builder.plan,
         spin: builder.spin,
         connect_timeout: builder.connect_timeout,
@@ -420,12 +409,20 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
         Ok(directory) => directory.path().display().to_string(),
         Err(reason) => format!("none: {reason}"),
     };
+    let rdma = match core.adapters() {
+        Ok(adapters) => {
+            attend(&core, adapters.devices());
+            format!("{adapters:?}")
+        }
+        Err(reason) => format!("none: {reason}"),
+    };
     tracing::info!(
         %address,
         lane_port,
         %incarnation,
         ?transports,
         %local,
+        %rdma,
         security = "off",
         "engine started"
     );

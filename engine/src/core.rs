@@ -32,6 +32,8 @@ pub(crate) struct Settings {
     pub(crate) session: SessionSettings,
     /// As [`SessionSettings::bulk_lanes`], with peers on this host.
     pub(crate) local_bulk_lanes: usize,
+    /// The same with peers that are reached by RDMA.
+    pub(crate) rdma_bulk_lanes: usize,
     pub(crate) plan: PlanLimits,
     /// How long a thread looks for more before it sleeps.
     pub(crate) spin: Duration,
@@ -47,10 +49,11 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Lanes for large transfers to a peer that this carries them to.
-    pub(crate) fn bulk_lanes(&self, transport: Option<Transport>) -> usize {
+    pub(crate) fn bulk_lanes(&self, transport: Transport) -> usize {
         match transport {
-            Some(Transport::Local) => self.local_bulk_lanes,
-            Some(Transport::Tcp | Transport::Rdma) | None => self.session.bulk_lanes,
+            Transport::Local => self.local_bulk_lanes,
+            Transport::Rdma => self.rdma_bulk_lanes,
+            Transport::Tcp => self.session.bulk_lanes,
         }
     }
 }
@@ -65,8 +68,8 @@ pub(crate) struct Core {
     pub(crate) inbox: Inbox,
     /// Where processes of this host meet, or why this one meets none there.
     pub(crate) run_directory: Result<RunDirectory, Arc<str>>,
-    /// The RDMA adapters that are used, until shutdown.
-    adapters: Mutex<Option<Arc<Adapters>>>,
+    /// The RDMA adapters that are used, until shutdown, or why there are none.
+    adapters: Mutex<Result<Arc<Adapters>, Arc<str>>>,
     reactors: Mutex<Vec<Arc<Reactor>>>,
     next_session: AtomicU64,
     shut: AtomicBool,
@@ -80,7 +83,7 @@ impl Core {
         settings: Settings,
         outreach: Box<dyn Outreach>,
         run_directory: Result<RunDirectory, Arc<str>>,
-        adapters: Option<Arc<Adapters>>,
+        adapters: Result<Arc<Adapters>, Arc<str>>,
         reactors: Vec<Arc<Reactor>>,
     ) -> Self {
         Self {
@@ -134,9 +137,15 @@ impl Core {
         lanes.filter_map(|lane| turn(session, lane, threads)).collect::<BTreeSet<_>>().len()
     }
 
-    /// The RDMA adapters, where they are used; `None` after shutdown.
-    pub(crate) fn adapters(&self) -> Option<Arc<Adapters>> {
-        self.adapters.lock().clone()
+    /// The RDMA adapters, or why none are used (any more).
+    pub(crate) fn adapters(&self) -> Result<Arc<Adapters>, Arc<str>> {
+        let adapters = self.adapters.lock().clone()?;
+        adapters.obstacle().map_or(Ok(adapters), Err)
+    }
+
+    /// Every peer, as of now.
+    pub(crate) fn all_peers(&self) -> Vec<Arc<PeerInner>> {
+        self.peers.lock().values().cloned().collect()
     }
 
     /// Whether this is the process that the engine was started in, and not a forked child, which
@@ -198,7 +207,7 @@ impl Core {
     pub(crate) fn stop_reactors(&self) {
         let reactors = std::mem::take(&mut *self.reactors.lock());
         drop(reactors);
-        let adapters = self.adapters.lock().take();
+        let adapters = std::mem::replace(&mut *self.adapters.lock(), Err("shut down".into()));
         drop(adapters);
     }
 }

@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use kvferry_proto::frame::{FrameError, Refusal, Status};
 use kvferry_proto::message::MessageError;
-use kvferry_proto::{Access, GrantId, Incarnation, RegionId, TransferId};
+use kvferry_proto::{Access, GrantId, Incarnation, RegionId};
 use kvferry_transport::local::RunDirectoryError;
 use kvferry_transport::memory::MemoryError;
 
 use crate::net::Endpoint;
 use crate::rdma::RdmaError;
+
+mod ended;
+
+pub use ended::TransferError;
 
 /// Anything that an engine refuses or fails at.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -290,6 +294,17 @@ pub enum Error {
         /// Why not.
         reason: Arc<str>,
     },
+    /// RDMA to the peer has failed, and nothing takes its place: it was demanded, or the peer offers
+    /// nothing else.
+    #[error(
+        "RDMA to {peer} has failed: {reason}; nothing else takes its place where it is demanded"
+    )]
+    RdmaFailed {
+        /// The peer.
+        peer: Endpoint,
+        /// What has failed.
+        reason: Arc<str>,
+    },
     /// No transport has this name.
     #[error("{value:?} is no transport: KVFERRY_TRANSPORT takes auto, tcp, local or rdma")]
     UnknownTransport {
@@ -386,6 +401,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable { .. }
+            | Self::RdmaFailed { .. }
             | Self::PeerRestarted { .. }
             | Self::StaleHandle { .. }
             | Self::Deadline { .. }
@@ -447,48 +463,5 @@ impl fmt::Display for Remote {
             Self::Fenced => "fenced",
             Self::Unknown => "unknown",
         })
-    }
-}
-
-/// A transfer that did not end `Done`.
-#[derive(Clone, Debug)]
-pub struct TransferError {
-    /// Which, where it got a number.
-    pub transfer: Option<TransferId>,
-    /// With whom.
-    pub peer: Endpoint,
-    /// Why.
-    pub cause: Error,
-    /// What is known of the peer's memory. Reads never touch it.
-    pub remote: Remote,
-}
-
-impl TransferError {
-    /// Whether the transfer was cancelled by its caller.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        matches!(self.cause, Error::Cancelled)
-    }
-}
-
-impl fmt::Display for TransferError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.transfer {
-            Some(transfer) => write!(f, "transfer {transfer} with {}", self.peer)?,
-            None => write!(f, "a transfer with {}", self.peer)?,
-        }
-        write!(f, " failed: {} (the peer's memory is {})", self.cause, self.remote)
-    }
-}
-
-impl std::error::Error for TransferError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.cause)
-    }
-}
-
-impl From<TransferError> for Error {
-    fn from(error: TransferError) -> Self {
-        error.cause
     }
 }

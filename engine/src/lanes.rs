@@ -8,11 +8,11 @@ use std::sync::Arc;
 use kvferry_proto::LaneId;
 use kvferry_transport::lanes::{Lane, LaneConfig, LaneHandler, Reactor};
 use kvferry_transport::local::Ring;
-use kvferry_transport::rdma::fetch::{Fetcher, Registered};
+use kvferry_transport::rdma::fetch::Fetcher;
 use parking_lot::Mutex;
 
 use crate::loan::{Lender, Lending, Loans, Reach};
-use crate::rdma::Link;
+use crate::rdma::{Berth, Link};
 use crate::transports::Transport;
 
 /// Lanes that are open. A lane is added under the lock that removes it, so one that closes at once
@@ -25,8 +25,8 @@ pub(crate) enum Bond {
     Nothing,
     /// What processes of one host found out about each other, and a ring that they share, where they do.
     Host(Reach, Option<Ring>),
-    /// A queue pair, and the memory that its adapter reaches.
-    Pair(Box<Fetcher>, Arc<Registered>),
+    /// A queue pair, and where it has its place.
+    Pair(Box<Fetcher>, Berth),
 }
 
 /// What the two ends of a lane share beside the connection.
@@ -52,9 +52,7 @@ impl Tie {
         match bond {
             Bond::Nothing => (Self::Nothing, None),
             Bond::Host(reach, ring) => (Self::Host(Lending::new(lender, reach)), ring),
-            Bond::Pair(fetcher, registered) => {
-                (Self::Pair(Link::new(lender, *fetcher, registered)), None)
-            }
+            Bond::Pair(fetcher, berth) => (Self::Pair(Link::new(lender, *fetcher, &berth)), None),
         }
     }
 
@@ -116,6 +114,9 @@ impl Lanes {
         }
         match reactor.add_with(stream, ring, config, handler) {
             Ok(lane) => {
+                if let Tie::Pair(link) = &tie {
+                    link.is_of(&lane);
+                }
                 lanes.insert(id, Open { lane, tie });
                 Ok(())
             }

@@ -33,7 +33,7 @@
 //! | `passage` | the fence: how permission to touch memory is withdrawn for certain | none |
 //! | `peer` | the driver of one session | lanes |
 //! | `loan` | memory that two engines lend each other, lane by lane | lanes |
-//! | `rdma` | lanes with a queue pair: adapters, keys, slices that are read by the adapter, their fence | adapters |
+//! | `rdma` | lanes with a queue pair: adapters and what they tell, keys, slices that are read by the adapter, their fence | adapters |
 //! | `outreach` | what a session asks for that takes its time: handshakes, lanes, alarms | none |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`bootstrap`] | where workers of a prefill deployment register and are found; [`bootstrap::table`] is its state machine | sockets |

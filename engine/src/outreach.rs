@@ -9,6 +9,7 @@ use kvferry_proto::LaneId;
 
 use crate::error::Error;
 use crate::peer::PeerInner;
+use crate::session::Means;
 
 /// Keeps a control connection while it lives.
 pub(crate) type Connection = Box<dyn Send>;
@@ -20,7 +21,7 @@ pub(crate) trait Outreach: Send + Sync {
     fn shake_hands(&self, peer: &Arc<PeerInner>) -> Connection;
 
     /// Opens a lane: the session is told whether it is up.
-    fn open_lane(&self, peer: &Arc<PeerInner>, lane: LaneId);
+    fn open_lane(&self, peer: &Arc<PeerInner>, lane: LaneId, means: Means);
 
     /// Calls the session when its time has come, for as long as the peer is held.
     fn keep_time(&self, peer: &Arc<PeerInner>);

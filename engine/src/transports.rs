@@ -43,7 +43,8 @@ impl fmt::Display for Transport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transports {
     /// The best that works with each peer: `local` where it is proven that the peer is on this
-    /// host, `tcp` otherwise. `rdma` is used where it is demanded only.
+    /// host, else `rdma` where both have adapters that reach each other, else `tcp`, which also takes
+    /// RDMA's place while that fails.
     #[default]
     Auto,
     /// This one and no other: a peer with which it does not work cannot be reached.
@@ -55,7 +56,7 @@ impl Transports {
     #[must_use]
     pub fn permit(self, transport: Transport) -> bool {
         match self {
-            Self::Auto => transport != Transport::Rdma,
+            Self::Auto => true,
             Self::Only(only) => only == transport,
         }
     }
@@ -102,7 +103,8 @@ mod tests {
         let only = |value: &str| value.parse::<Transports>().unwrap();
         assert!(only("tcp").permit(Transport::Tcp) && !only("tcp").permit(Transport::Local));
         assert!(only("local").permit(Transport::Local) && !only("local").permit(Transport::Tcp));
-        assert_eq!(only("auto").permitted().count(), 2);
+        let best_first: Vec<_> = only("auto").permitted().collect();
+        assert_eq!(best_first, [Transport::Local, Transport::Rdma, Transport::Tcp]);
         let demanded: Vec<_> = only("rdma").permitted().collect();
         assert_eq!(demanded, [Transport::Rdma]);
         let error = "Local".parse::<Transports>().unwrap_err();

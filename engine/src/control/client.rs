@@ -18,13 +18,14 @@ use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint as GrpcEndpoint};
 
 use super::offer::{Offer, Offers, hello};
-use super::{lane, local};
+use super::{choice, lane};
 use crate::core::Core;
 use crate::error::Error;
 use crate::net::Endpoint;
 use crate::outreach::{Connection, Outreach};
 use crate::peer::PeerInner;
 use crate::remote::RemoteTable;
+use crate::session::Means;
 
 /// The engine's control runtime, on which all of this is done.
 pub(crate) struct ControlRuntime(pub(crate) Handle);
@@ -43,8 +44,8 @@ impl Outreach for ControlRuntime {
         Box::new(Holding(self.0.spawn(hold(Arc::downgrade(peer))).abort_handle()))
     }
 
-    fn open_lane(&self, peer: &Arc<PeerInner>, lane: LaneId) {
-        self.0.spawn(lane::open(Arc::downgrade(peer), lane));
+    fn open_lane(&self, peer: &Arc<PeerInner>, lane: LaneId, means: Means) {
+        self.0.spawn(lane::open(Arc::downgrade(peer), lane, means));
     }
 
     fn keep_time(&self, peer: &Arc<PeerInner>) {
@@ -121,7 +122,7 @@ async fn shake_hands(
         .into_inner();
     let offers = Offers::read(endpoint, reply)?;
     let incarnation = offers.incarnation;
-    let offer = local::choose(core, endpoint, offers).await?;
+    let offer = choice::choose(core, endpoint, offers).await?;
     let mut updates = client
         .watch(rpc::WatchRequest { incarnation: incarnation.0, watcher: core.incarnation.0 })
         .await

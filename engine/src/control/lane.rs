@@ -20,12 +20,13 @@ use crate::error::Error;
 use crate::lanes::{Bond, Tie};
 use crate::loan::Lender;
 use crate::peer::{OnGone, PeerInner, ReplyHandler};
+use crate::session::Means;
 
 /// Opens a lane, and tells the session how that went.
-pub(super) async fn open(peer: Weak<PeerInner>, lane: LaneId) {
+pub(super) async fn open(peer: Weak<PeerInner>, lane: LaneId, means: Means) {
     let Some(strong) = peer.upgrade() else { return };
     let limit = strong.core().settings.connect_timeout;
-    let opened = match timeout(limit, try_open(&strong, lane)).await {
+    let opened = match timeout(limit, try_open(&strong, lane, means)).await {
         Ok(opened) => opened,
         Err(_) => {
             let why = format_args!("it did not take a lane within {limit:?}");
@@ -51,8 +52,8 @@ pub(crate) fn report(peer: &Arc<PeerInner>, lane: LaneId, opened: Result<(), Err
     }
 }
 
-async fn try_open(peer: &Arc<PeerInner>, lane: LaneId) -> Result<(), Error> {
-    let (offer, hello) = hello(peer, lane)?;
+async fn try_open(peer: &Arc<PeerInner>, lane: LaneId, means: Means) -> Result<(), Error> {
+    let (offer, hello) = hello(peer, lane, means)?;
     let unreachable = |error: &dyn Display| offer.unreachable(peer, error);
     let (welcome, stream, bond) = match &offer.way {
         Way::Rdma { lanes, pairs } => {
@@ -101,8 +102,8 @@ impl Offer {
 }
 
 /// Where a lane is opened, and what is said first on it.
-pub(crate) fn hello(peer: &PeerInner, lane: LaneId) -> Result<(Offer, Hello), Error> {
-    let Some(offer) = peer.offer() else {
+pub(crate) fn hello(peer: &PeerInner, lane: LaneId, means: Means) -> Result<(Offer, Hello), Error> {
+    let Some(offer) = peer.offer().and_then(|offer| offer.by(means)) else {
         return Err(Error::NoTransport { peer: peer.endpoint().clone(), wanted: "tcp" });
     };
     let ping = peer.core().settings.session.ping_interval;

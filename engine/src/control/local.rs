@@ -13,47 +13,16 @@ use kvferry_transport::local::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::time::timeout;
 
 use super::accept::Entrance;
 use super::offer::{Offer, Offers};
-use super::pair;
 use crate::core::Core;
 use crate::error::Error;
 use crate::loan::Reach;
-use crate::net::Endpoint;
 use crate::transports::{Transport, Transports};
 
-/// How much of the time for a handshake it may take to find out whether a peer is on this host:
-/// enough is left to reach it by TCP.
-const SHARE_OF_HANDSHAKE: u32 = 4;
-
-/// How lanes to a peer are opened: with queue pairs where that is demanded, else locally where that is allowed and both are on one host.
-pub(super) async fn choose(
-    core: &Core,
-    endpoint: &Endpoint,
-    offers: Offers,
-) -> Result<Offer, Error> {
-    let transports = core.settings.transports;
-    if transports.permit(Transport::Rdma) {
-        return pair::choose(core, endpoint, offers);
-    }
-    if !transports.permit(Transport::Local) {
-        return offers.by_tcp(endpoint, None);
-    }
-    let limit = core.settings.connect_timeout / SHARE_OF_HANDSHAKE;
-    let met = match timeout(limit, try_local(core, &offers)).await {
-        Ok(met) => met,
-        Err(_) => Err(format!("its socket did not answer within {limit:?}").into()),
-    };
-    match met {
-        Ok(offer) => Ok(offer),
-        Err(reason) if transports.permit(Transport::Tcp) => offers.by_tcp(endpoint, Some(reason)),
-        Err(reason) => Err(Error::NotLocal { peer: endpoint.clone(), reason }),
-    }
-}
-
-async fn try_local(core: &Core, offers: &Offers) -> Result<Offer, Arc<str>> {
+/// Whether a peer is on this host, and how lanes to it are opened then; or why it is not met there.
+pub(super) async fn find(core: &Core, offers: &Offers) -> Result<Offer, Arc<str>> {
     let directory = core.run_directory.as_ref().map_err(Clone::clone)?;
     let path = directory.socket(&offers.incarnation.to_string());
     let Some(offer) = offers.by_local(path.clone()) else {

@@ -6,6 +6,7 @@
 //! | `admit` | who may use the control port: so many, and those that speak HTTP/2 |
 //! | `accept` | lanes that others open |
 //! | `client` | the handshake with a peer, and its table |
+//! | `choice` | which transport a peer is reached by |
 //! | `offer` | what engines tell each other in it |
 //! | `lane` | lanes to a peer |
 //! | `pair` | lanes with a queue pair |
@@ -13,6 +14,7 @@
 
 pub(crate) mod accept;
 mod admit;
+mod choice;
 pub(crate) mod client;
 pub(crate) mod lane;
 pub(crate) mod local;

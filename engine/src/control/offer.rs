@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvferry_proto::Incarnation;
 use kvferry_proto::frame::limits;
 use kvferry_proto::message::{self, VERSION_MAJOR, VERSION_MINOR};
 use kvferry_proto::rpc::{self, offer};
+use kvferry_proto::{Incarnation, LaneId};
 
 use super::pair;
 use crate::core::Core;
 use crate::error::Error;
 use crate::net::Endpoint;
 use crate::rdma::PairChoice;
+use crate::session::Means;
 use crate::transports::Transport;
 
 /// A peer that takes less at once makes us cut transfers into more pieces than is reasonable.
@@ -22,12 +23,23 @@ const LEAST_SLICE_BYTES: u32 = 64 << 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     pub(super) way: Way,
+    /// What takes its place while it fails.
+    pub(super) spare: Option<Way>,
     pub(super) incarnation: Incarnation,
     pub(crate) max_slice_bytes: u32,
-    /// Why lanes are not local, where they might have been.
-    pub(crate) not_local: Option<Arc<str>>,
+    /// Why no better way was taken.
+    pub(crate) why: Why,
     /// Why foreign memory goes through them and is not read where it lies, where they are local.
     pub(crate) not_in_place: Option<Arc<str>>,
+}
+
+/// Why lanes are not opened in a better way, where they might have been.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Why {
+    /// Why not by the local transport.
+    pub(crate) not_local: Option<Arc<str>>,
+    /// Why not by RDMA.
+    pub(crate) not_rdma: Option<Arc<str>>,
 }
 
 /// Where lanes are accepted.
@@ -43,11 +55,48 @@ pub(crate) enum Way {
 }
 
 impl Offer {
-    pub(crate) fn transport(&self) -> Transport {
-        match self.way {
-            Way::Tcp(_) => Transport::Tcp,
-            Way::Local(_) => Transport::Local,
-            Way::Rdma { .. } => Transport::Rdma,
+    /// One without a spare.
+    fn of(way: Way, incarnation: Incarnation, max_slice_bytes: u32) -> Self {
+        let (spare, why, not_in_place) = (None, Why::default(), None);
+        Self { way, spare, incarnation, max_slice_bytes, why, not_in_place }
+    }
+
+    /// What carries transfers by these means.
+    pub(crate) fn transport(&self, means: Means) -> Transport {
+        match (means, &self.spare) {
+            (Means::Spare, Some(spare)) => spare.transport(),
+            _ => self.way.transport(),
+        }
+    }
+
+    /// What carries them while the best fails.
+    pub(crate) fn spare(&self) -> Option<Transport> {
+        self.spare.as_ref().map(Way::transport)
+    }
+
+    /// The same with lanes by these means; `None` where there is no spare.
+    pub(super) fn by(self, means: Means) -> Option<Self> {
+        match means {
+            Means::Best => Some(self),
+            Means::Spare => Some(Self { way: self.spare?, spare: None, ..self }),
+        }
+    }
+
+    /// A port works again. Lanes that had better be on it than where they are.
+    pub(crate) fn spread(&self) -> Vec<LaneId> {
+        match &self.way {
+            Way::Rdma { pairs, .. } => pairs.spread(),
+            Way::Tcp(_) | Way::Local(_) => Vec::new(),
+        }
+    }
+}
+
+impl Way {
+    fn transport(&self) -> Transport {
+        match self {
+            Self::Tcp(_) => Transport::Tcp,
+            Self::Local(_) => Transport::Local,
+            Self::Rdma { .. } => Transport::Rdma,
         }
     }
 }
@@ -78,7 +127,7 @@ pub(crate) fn hello_reply(core: &Core, lane_port: u16) -> rpc::HelloReply {
         max_slice_bytes,
         max_lanes,
     };
-    let adapters = core.adapters();
+    let adapters = core.adapters().ok();
     let rdma = adapters.map(|adapters| rpc::RdmaOffer {
         lanes: Some(by_tcp.clone()),
         ports: pair::ports(&adapters),
@@ -136,13 +185,8 @@ impl Offers {
         for offer in reply.offers {
             match offer.transport {
                 Some(offer::Transport::Tcp(tcp)) => {
-                    offers.tcp = Some(Offer {
-                        way: Way::Tcp(lanes_of(&tcp)?),
-                        incarnation,
-                        max_slice_bytes: slices(tcp.max_slice_bytes)?,
-                        not_local: None,
-                        not_in_place: None,
-                    });
+                    let most = slices(tcp.max_slice_bytes)?;
+                    offers.tcp = Some(Offer::of(Way::Tcp(lanes_of(&tcp)?), incarnation, most));
                 }
                 Some(offer::Transport::Local(local)) => {
                     offers.local = Some(slices(local.max_slice_bytes)?);
@@ -162,15 +206,11 @@ impl Offers {
         Ok(offers)
     }
 
-    /// Lanes over TCP, and why they are not local.
-    pub(crate) fn by_tcp(
-        self,
-        endpoint: &Endpoint,
-        not_local: Option<Arc<str>>,
-    ) -> Result<Offer, Error> {
+    /// Lanes over TCP, and why they are no better.
+    pub(crate) fn by_tcp(self, endpoint: &Endpoint, why: Why) -> Result<Offer, Error> {
         let no_tcp = || Error::NoTransport { peer: endpoint.clone(), wanted: "tcp" };
         let offer = self.tcp.ok_or_else(no_tcp)?;
-        Ok(Offer { not_local, ..offer })
+        Ok(Offer { why, ..offer })
     }
 
     /// The ports that the peer offers, where it offers RDMA.
@@ -178,22 +218,32 @@ impl Offers {
         self.rdma.as_ref().map(|rdma| &*rdma.ports)
     }
 
-    /// Lanes with queue pairs on these pairs of ports.
+    /// Lanes with queue pairs on these pairs of ports, and by TCP in their place if that is allowed and
+    /// offered.
     pub(super) fn by_rdma(
         self,
         endpoint: &Endpoint,
         pairs: Arc<PairChoice>,
+        may_be_replaced: bool,
+        why: Why,
     ) -> Result<Offer, Error> {
         let no_rdma = || Error::NoTransport { peer: endpoint.clone(), wanted: "rdma" };
         let RdmaOffer { lanes, max_slice_bytes, .. } = self.rdma.ok_or_else(no_rdma)?;
-        let (way, incarnation) = (Way::Rdma { lanes, pairs }, self.incarnation);
-        Ok(Offer { way, incarnation, max_slice_bytes, not_local: None, not_in_place: None })
+        let offer = Offer::of(Way::Rdma { lanes, pairs }, self.incarnation, max_slice_bytes);
+        let offer = Offer { why, ..offer };
+        Ok(match self.tcp.filter(|_| may_be_replaced) {
+            // Slices may move from one to the other.
+            Some(tcp) => Offer {
+                spare: Some(tcp.way),
+                max_slice_bytes: max_slice_bytes.min(tcp.max_slice_bytes),
+                ..offer
+            },
+            None => offer,
+        })
     }
 
     /// Lanes over the Unix socket at `path`, where the peer offers that.
     pub(crate) fn by_local(&self, path: PathBuf) -> Option<Offer> {
-        let max_slice_bytes = self.local?;
-        let (way, incarnation) = (Way::Local(path), self.incarnation);
-        Some(Offer { way, incarnation, max_slice_bytes, not_local: None, not_in_place: None })
+        Some(Offer::of(Way::Local(path), self.incarnation, self.local?))
     }
 }

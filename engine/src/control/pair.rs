@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kvferry_proto::LaneId;
 use kvferry_proto::frame::{Hello, PairAddress, Refusal, Welcome};
 use kvferry_proto::rpc;
+use kvferry_transport::rdma::fetch::{Fetched, Fetcher};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::client::dial;
@@ -25,24 +26,24 @@ pub(super) fn ports(adapters: &Adapters) -> Vec<rpc::RdmaPort> {
     adapters.endpoints().iter().map(rdma::to_wire).collect()
 }
 
-/// How lanes with a queue pair are opened to a peer, on the pairs of ports that reach each other as far
-/// as tables tell.
-pub(super) fn choose(core: &Core, endpoint: &Endpoint, offers: Offers) -> Result<Offer, Error> {
-    let adapters = core.adapters().ok_or(Error::Shutdown)?;
-    let not_rdma =
-        |reason: String| Error::NotRdma { peer: endpoint.clone(), reason: reason.into() };
-    let Some(ports) = offers.rdma_ports() else {
-        return Err(not_rdma("it offers no RDMA".into()));
-    };
+/// The pairs of ports by which lanes with a queue pair are opened to a peer, those that reach each other
+/// as far as tables tell; or why there are none.
+pub(super) fn find(
+    core: &Core,
+    endpoint: &Endpoint,
+    offers: &Offers,
+) -> Result<Arc<PairChoice>, Arc<str>> {
+    let adapters = core.adapters()?;
+    let ports = offers.rdma_ports().ok_or("it offers no RDMA")?;
     if ports.len() > Pairing::PORTS {
         let (found, limit) = (ports.len(), Pairing::PORTS);
-        return Err(not_rdma(format!("it offers {found} ports, at most {limit} are looked at")));
+        return Err(format!("it offers {found} ports, at most {limit} are looked at").into());
     }
     let theirs = ports.iter().cloned().map(rdma::from_wire).collect::<Result<Vec<_>, _>>();
-    let theirs = theirs.map_err(|error| not_rdma(error.to_string()))?;
+    let theirs = theirs.map_err(|error| error.to_string())?;
     let names: Vec<_> = theirs.iter().map(|port| port.name.clone()).collect();
     let paired = Pairing::new(adapters.endpoints(), theirs).and_then(|pairing| pairing.pairs());
-    let paired = paired.map_err(|error| not_rdma(error.to_string()))?;
+    let paired = paired.map_err(|error| error.to_string())?;
     let mut pairs = Vec::new();
     for pair in paired {
         let local = adapters.position(&pair.local);
@@ -53,13 +54,14 @@ pub(super) fn choose(core: &Core, endpoint: &Endpoint, offers: Offers) -> Result
             pairs.push(PortPair { local, remote });
         }
     }
-    offers.by_rdma(endpoint, Arc::new(PairChoice::new(pairs)))
+    Ok(Arc::new(PairChoice::new(pairs)))
 }
 
 /// A pair that a lane is on, given back when the lane is gone or was not opened.
 struct Taken {
     pairs: Arc<PairChoice>,
     at: usize,
+    lane: LaneId,
     /// The lane is open, and gives it back by itself.
     is_open: bool,
 }
@@ -67,7 +69,7 @@ struct Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         if !self.is_open {
-            self.pairs.give_back(self.at, true);
+            self.pairs.give_back(self.at, self.lane, true);
         }
     }
 }
@@ -81,12 +83,12 @@ pub(super) async fn open(
     pairs: &Arc<PairChoice>,
     hello: Hello,
 ) -> Result<(), Error> {
-    let adapters = peer.core().adapters().ok_or(Error::Shutdown)?;
-    let failed = |error: &dyn std::fmt::Display| offer.unreachable(peer, error);
-    let (at, pair) = pairs.take().ok_or_else(|| failed(&"no pair of ports is left"))?;
-    let mut taken = Taken { pairs: pairs.clone(), at, is_open: false };
-    let half = adapters.half(pair.local).ok_or_else(|| failed(&"its port here is gone"))?;
-    let half = half.map_err(|error| failed(&error))?;
+    let failed = |error: &dyn std::fmt::Display| {
+        let (peer, reason) = (peer.endpoint().clone(), error.to_string().into());
+        Error::RdmaFailed { peer, reason }
+    };
+    let adapters = peer.core().adapters().map_err(|why| failed(&why))?;
+    let (mut taken, pair, half) = take(&adapters, pairs, lane).map_err(|why| failed(&why))?;
 
     let mut stream = dial(lanes, peer.core().settings.connect_timeout).await?;
     let mut first = hello.encode().to_vec();
@@ -103,19 +105,63 @@ pub(super) async fn open(
     stream.read_exact(&mut theirs).await.map_err(|error| failed(&error))?;
     let theirs = PairAddress::decode(&theirs)
         .map_err(|error| Error::Protocol { peer: peer.endpoint().clone(), error })?;
-    let (fetcher, registered) = half.connect(&theirs).map_err(|error| failed(&error))?;
+    let (mut fetcher, berth) = half.connect(&theirs).map_err(|error| failed(&error))?;
+    // That it is connected says nothing of the way between: a lane is up once that has been gone.
+    prove(&mut fetcher).await.map_err(|error| failed(&error))?;
     let into_std = |stream: tokio::net::TcpStream| {
         stream.set_nodelay(true)?;
         stream.into_std()
     };
     let stream = into_std(stream).map_err(|error| failed(&error))?;
-    let bond = Bond::Pair(Box::new(fetcher), registered);
-    let pairs = pairs.clone();
-    let on_gone = Box::new(move |has_failed| pairs.give_back(at, has_failed));
+    let bond = Bond::Pair(Box::new(fetcher), berth);
+    let (pairs, at) = (pairs.clone(), taken.at);
+    let on_gone = Box::new(move |has_failed| pairs.give_back(at, lane, has_failed));
     let added = add(peer, lane, offer, stream.into(), bond, Some(on_gone));
     // From here on the lane gives it back, when it is gone.
     taken.is_open = added.is_ok();
     added
+}
+
+/// A pair of ports, and a queue pair on the one that is here. One that has none is no reason not to try
+/// the others.
+fn take(
+    adapters: &Adapters,
+    pairs: &Arc<PairChoice>,
+    lane: LaneId,
+) -> Result<(Taken, PortPair, rdma::Half), String> {
+    let mut why = "no pair of ports is left".into();
+    for _ in 0..pairs.count() {
+        let Some((at, pair)) = pairs.take(lane) else { break };
+        let taken = Taken { pairs: pairs.clone(), at, lane, is_open: false };
+        match adapters.half(pair.local) {
+            Some(Ok(half)) => return Ok((taken, pair, half)),
+            Some(Err(error)) => why = error.to_string(),
+            None => why = "its port here is gone".into(),
+        }
+    }
+    Err(why)
+}
+
+/// Has the other end's adapter answer a request that touches no memory.
+async fn prove(fetcher: &mut Fetcher) -> io::Result<()> {
+    let descriptor = fetcher.descriptor().try_clone_to_owned()?;
+    let told = rdma::readiness_of(descriptor)?;
+    fetcher.probe().map_err(io::Error::other)?;
+    let mut ended = Vec::new();
+    loop {
+        fetcher.arm().map_err(io::Error::other)?;
+        fetcher.poll(&mut ended).map_err(io::Error::other)?;
+        match ended.first() {
+            Some(Fetched::InPlace { .. }) => return Ok(()),
+            Some(Fetched::Failed { status, .. }) => {
+                return Err(io::Error::other(format!("no packet comes through: {status}")));
+            }
+            None => {}
+        }
+        let mut ready = told.readable().await?;
+        ready.clear_ready();
+        fetcher.take_wakeup().map_err(io::Error::other)?;
+    }
 }
 
 /// Answers the queue pair of a lane that is admitted with one of this end's.
@@ -127,11 +173,11 @@ pub(super) fn answer(core: &Core, theirs: &PairAddress) -> Result<(PairAddress, 
         tracing::warn!(port = theirs.port, %why, "no queue pair for a lane");
         Refusal::NoPair
     };
-    let adapters = core.adapters().ok_or(Refusal::ShuttingDown)?;
+    let adapters = core.adapters().map_err(|why| refused(&why))?;
     let half = adapters.half(theirs.port.into());
     let half = half.ok_or_else(|| refused(&"there is no such port"))?;
     let half = half.map_err(|error| refused(&error))?;
     let ours = half.address(theirs.port);
-    let (fetcher, registered) = half.connect(theirs).map_err(|error| refused(&error))?;
-    Ok((ours, Bond::Pair(Box::new(fetcher), registered)))
+    let (fetcher, berth) = half.connect(theirs).map_err(|error| refused(&error))?;
+    Ok((ours, Bond::Pair(Box::new(fetcher), berth)))
 }

@@ -98,7 +98,15 @@ impl Peer {
     /// another transport does.
     #[must_use]
     pub fn not_local(&self) -> Option<Arc<str>> {
-        self.0.offer().and_then(|offer| offer.not_local)
+        self.0.offer().and_then(|offer| offer.why.not_local)
+    }
+
+    /// Why transfers to it are not carried by [`Transport::Rdma`], where that is allowed and
+    /// [`Transport::Tcp`] does: since the last handshake, or since RDMA has failed.
+    #[must_use]
+    pub fn not_rdma(&self) -> Option<Arc<str>> {
+        let failure = self.0.session.lock().not_best();
+        failure.or_else(|| self.0.offer().and_then(|offer| offer.why.not_rdma))
     }
 
     /// Why foreign memory is not read where it lies, where transfers to it are carried by
@@ -114,7 +122,7 @@ impl Peer {
         let session = self.0.session.lock();
         PeerStatus {
             incarnation: session.incarnation(),
-            transport: session.incarnation().and_then(|_| self.0.transport()),
+            transport: session.incarnation().and_then(|_| self.0.transport(session.means())),
             open_transfers: session.open_transfers(),
             open_lanes: session.open_lanes(),
             bulk_threads: self.0.core.threads_of(self.0.number, session.bulk_lanes_up()),

@@ -25,7 +25,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, oneshot};
 
 use crate::control::client::Shaken;
-use crate::control::offer::Offer;
+use crate::control::offer::{Offer, Why};
 use crate::core::Core;
 use crate::error::Error;
 use crate::lanes::{Lanes, Open, Tie};
@@ -34,7 +34,7 @@ use crate::outreach;
 use crate::plan::PlanLimits;
 use crate::registry::Registry;
 use crate::remote::RemoteTable;
-use crate::session::{Action, Connection, Session};
+use crate::session::{Action, Connection, Means, Session};
 use crate::time;
 use crate::transfer::cargo::{Cargo, Post};
 use crate::transfer::{Op, Spec};
@@ -281,8 +281,8 @@ impl PeerInner {
                         self.answer_waiting(&Err(cause));
                     }
                 }
-                Action::OpenLane(lane) => {
-                    self.core.outreach.open_lane(self, lane);
+                Action::OpenLane { lane, means } => {
+                    self.core.outreach.open_lane(self, lane, means);
                 }
                 Action::CloseLane { lane, reset } => {
                     if let Some(open) = self.lanes.get(lane).filter(|_| !planted!(LeakedLane)) {
@@ -359,13 +359,22 @@ impl PeerInner {
 
     /// The handshake is through and the peer's table is whole, or it failed.
     pub(crate) fn shaken(self: &Arc<Self>, answer: Result<Shaken, Error>) {
+        let mut lanes = None;
         let incarnation = answer.map(|shaken| {
-            let offer = &shaken.offer;
-            let (peer, transport) = (&self.endpoint, offer.transport());
-            match &offer.not_local {
-                Some(why) => tracing::info!(%peer, %transport, not_local = %why, "met"),
-                None => tracing::info!(%peer, %transport, "met"),
-            }
+            let (peer, offer) = (&self.endpoint, &shaken.offer);
+            let (best, spare) = (offer.transport(Means::Best), offer.spare());
+            let settings = &self.core.settings;
+            lanes =
+                Some((settings.bulk_lanes(best), spare.map(|spare| settings.bulk_lanes(spare))));
+            let Why { not_local, not_rdma } = &offer.why;
+            tracing::info!(
+                %peer,
+                transport = %best,
+                spare = spare.map(Transport::name),
+                not_local = not_local.as_deref(),
+                not_rdma = not_rdma.as_deref(),
+                "met"
+            );
             if let Some(why) = &offer.not_in_place {
                 tracing::info!(%peer, %why, "foreign memory goes through the socket");
             }
@@ -378,29 +387,36 @@ impl PeerInner {
             Ok(incarnation) => tracing::info!(peer = %self.endpoint, %incarnation, "connected"),
             Err(error) => tracing::warn!(peer = %self.endpoint, %error, "not connected"),
         }
-        let bulk_lanes = self.core.settings.bulk_lanes(self.transport());
         self.event(|session, now| {
-            session.set_bulk_lanes(bulk_lanes);
+            if let Some((best, spare)) = lanes {
+                session.set_bulk_lanes(best, spare);
+            }
             session.on_handshake(now, incarnation);
         });
+    }
+
+    /// A port of an adapter works again.
+    pub(crate) fn try_best(self: &Arc<Self>) {
+        let moved = self.offer.lock().as_ref().map_or_else(Vec::new, Offer::spread);
+        self.event(|session, now| session.try_best(now, &moved));
     }
 
     pub(crate) fn offer(&self) -> Option<Offer> {
         self.offer.lock().clone()
     }
 
-    /// What carries transfers to it, since the last handshake.
-    pub(crate) fn transport(&self) -> Option<Transport> {
-        self.offer.lock().as_ref().map(Offer::transport)
+    /// What carries transfers to it by these means, since the last handshake.
+    pub(crate) fn transport(&self, means: Means) -> Option<Transport> {
+        self.offer.lock().as_ref().map(|offer| offer.transport(means))
     }
 
     pub(crate) fn lanes(&self) -> &Lanes {
         &self.lanes
     }
 
-    fn lane_closed(self: &Arc<Self>, lane: LaneId) {
+    fn lane_closed(self: &Arc<Self>, lane: LaneId, cause: Option<Error>) {
         self.lanes.remove(lane);
-        self.event(|session, now| session.on_lane_down(now, lane, None));
+        self.event(|session, now| session.on_lane_down(now, lane, cause));
     }
 
     fn reply(self: &Arc<Self>, lane: LaneId, reply: Reply) {

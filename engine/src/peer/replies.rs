@@ -54,6 +54,19 @@ impl ReplyHandler {
         matches!(self.tie, Tie::Host(_)) && peer.out_bytes(self.lane) >= BUSY_BYTES
     }
 
+    /// How the queue pair of the lane has failed, here or at the other end, where it has.
+    fn failure(&self, peer: &PeerInner, reason: &CloseReason) -> Option<Error> {
+        let Tie::Pair(link) = &self.tie else { return None };
+        let reason = match (link.failure(), reason) {
+            (Some(why), _) => why,
+            (None, CloseReason::Failed(error)) => {
+                format!("the other end broke off: {error}").into()
+            }
+            _ => return None,
+        };
+        Some(Error::RdmaFailed { peer: peer.endpoint.clone(), reason })
+    }
+
     /// The other end wants a region back.
     fn give_back(&self, region: RegionId) -> Result<(), String> {
         match &self.tie {
@@ -180,7 +193,7 @@ impl LaneHandler for ReplyHandler {
         }
         if let Some(peer) = self.peer.upgrade() {
             tracing::debug!(peer = %peer.endpoint, lane = %self.lane, %reason, "lane closed");
-            peer.lane_closed(self.lane);
+            peer.lane_closed(self.lane, self.failure(&peer, reason));
         }
     }
 }

@@ -1,33 +1,26 @@
-//! The devices of an engine, and its regions in them.
+//! The devices that an engine uses, and the ports of them that it offers.
 
-use std::collections::HashMap;
-use std::mem::ManuallyDrop;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use kvferry_proto::RegionId;
-use kvferry_transport::memory::Location;
 use kvferry_transport::rdma::device::{HostFacts, HostRoot};
-use kvferry_transport::rdma::fetch::Registered;
-use kvferry_transport::rdma::verbs::{Context, Route, Verbs};
-use parking_lot::Mutex;
+use kvferry_transport::rdma::verbs::{Route, Verbs};
 
+use super::device::Device;
 use super::error::RdmaError;
 use super::settings::Rdma;
-use crate::registry::{Borrower, RegionInner};
+use crate::registry::Registry;
 use crate::topology::{Endpoint, PortName, Topology, Wishes};
+use crate::transports::{Transport, Transports};
 
-/// The devices that an engine uses, open, and the ports of them that it offers. Regions are registered
-/// with each device once, when they are registered or the engine starts, so that no slice waits for
-/// it, and given back when they are unregistered.
+/// How many lanes to one peer are opened for the sake of ports, so that peers take them.
+const MOST_LANES: usize = 32;
+
+/// The devices that an engine uses, open, and the ports of them that it offers. They belong to the
+/// registry: all of its engines use the same.
 pub(crate) struct Adapters {
     ports: Vec<Port>,
-    /// A forked child has them too, and must not give back what its parent uses.
-    process: u32,
-    devices: ManuallyDrop<Vec<Device>>,
-    /// Base and length of the regions that are registered with the devices.
-    regions: Mutex<HashMap<RegionId, (u64, u64)>>,
-    /// Held while a region is registered, which takes long.
-    registering: Mutex<()>,
+    devices: Vec<Arc<Device>>,
+    is_demanded: bool,
 }
 
 struct Port {
@@ -35,16 +28,35 @@ struct Port {
     device: usize,
 }
 
-pub(super) struct Device {
-    pub(super) context: Context,
-    pub(super) registered: Arc<Registered>,
-}
-
 impl Adapters {
-    /// Opens what the settings say.
-    pub(crate) fn open(settings: Rdma) -> Result<Self, RdmaError> {
+    /// Those of an engine that may use these transports, or why it uses none.
+    ///
+    /// # Errors
+    /// The same, where there have to be some.
+    pub(crate) fn of_engine(
+        transports: Transports,
+        settings: Rdma,
+        registry: &Registry,
+    ) -> Result<Result<Arc<Self>, Arc<str>>, RdmaError> {
+        if !transports.permit(Transport::Rdma) {
+            return Ok(Err("only other transports are allowed".into()));
+        }
+        let is_demanded = !transports.permit(Transport::Tcp);
+        let names_devices = settings.names_devices();
+        match Self::open(settings, registry, is_demanded) {
+            Ok(adapters) => Ok(Ok(Arc::new(adapters))),
+            Err(error) if is_demanded => Err(error),
+            Err(error @ RdmaError::Selection(_)) if names_devices => Err(error),
+            Err(error) => Ok(Err(error.to_string().into())),
+        }
+    }
+
+    /// Opens what the settings say, and registers the registry's regions with it. Where RDMA is
+    /// demanded, a device that does not take one of them is an error; else it is not used.
+    fn open(settings: Rdma, registry: &Registry, is_demanded: bool) -> Result<Self, RdmaError> {
         let (verbs, host, wishes) = settings.into_parts();
-        let verbs = verbs.map_or_else(Verbs::load, Ok)?;
+        // What is demanded says first that the library is missing; else it is not loaded for nothing.
+        let verbs = if is_demanded { Some(verbs.map_or_else(Verbs::load, Ok)?) } else { verbs };
         let wishes = match wishes {
             Some(wishes) => wishes,
             None => Wishes::from_environment(|name| std::env::var(name).ok())?,
@@ -54,35 +66,41 @@ impl Adapters {
         if let Some(error) = topology.errors.into_iter().next() {
             return Err(RdmaError::Selection(Box::new(error)));
         }
-        let (mut ports, mut devices): (Vec<Port>, Vec<Device>) = (Vec::new(), Vec::new());
-        let mut refused = Vec::new();
+        let (mut usable, mut refused) = (Vec::new(), Vec::new());
         for port in topology.ports {
-            let endpoint = match port.verdict {
-                Ok(endpoint) => endpoint,
-                Err(why) => {
-                    refused.push((port.name.to_string(), why));
-                    continue;
-                }
-            };
+            match port.verdict {
+                Ok(endpoint) => usable.push(endpoint),
+                Err(why) => refused.push((port.name.to_string(), why)),
+            }
+        }
+        if usable.is_empty() {
+            return Err(RdmaError::NoPort { refused });
+        }
+        let verbs = verbs.map_or_else(Verbs::load, Ok)?;
+        let mut devices: Vec<Arc<Device>> = Vec::new();
+        let mut ports = Vec::new();
+        for endpoint in usable {
             let name = &endpoint.name.device;
-            let device = match devices.iter().position(|open| open.context.name() == name) {
+            let device = match devices.iter().position(|open| open.name() == name) {
                 Some(open) => open,
                 None => {
-                    let context = verbs.open(name)?;
-                    let registered = Arc::new(Registered::new(&context)?);
-                    devices.push(Device { context, registered });
+                    devices.push(registry.device(&verbs, name)?);
                     devices.len() - 1
                 }
             };
+            devices[device].uses(endpoint.name.port, endpoint.gid_index);
             ports.push(Port { endpoint, device });
         }
-        if ports.is_empty() {
-            return Err(RdmaError::NoPort { refused });
+        if is_demanded {
+            devices.iter().for_each(|device| device.demand());
         }
-        let process = std::process::id();
-        let (regions, registering) = (Mutex::default(), Mutex::default());
-        let devices = ManuallyDrop::new(devices);
-        Ok(Self { ports, process, devices, regions, registering })
+        // From here on what was demanded is given back.
+        let adapters = Self { ports, devices, is_demanded };
+        registry.attach(&adapters.devices)?;
+        match adapters.obstacle() {
+            Some(why) => Err(RdmaError::GivenUp { why }),
+            None => Ok(adapters),
+        }
     }
 
     /// The ports that are used, as a peer needs to know them.
@@ -90,9 +108,14 @@ impl Adapters {
         self.ports.iter().map(|port| port.endpoint.clone()).collect()
     }
 
-    /// How many ports are used.
-    pub(crate) fn port_count(&self) -> usize {
-        self.ports.len()
+    /// The devices that are used.
+    pub(crate) fn devices(&self) -> &[Arc<Device>] {
+        &self.devices
+    }
+
+    /// How many lanes large transfers need for all ports to be used: each is on one pair of them.
+    pub(crate) fn lanes(&self) -> usize {
+        self.ports.len().min(MOST_LANES)
     }
 
     /// Which of the ports has this name.
@@ -100,74 +123,26 @@ impl Adapters {
         self.ports.iter().position(|port| port.endpoint.name == *name)
     }
 
+    /// Why none of its devices can be used any more, where that is so.
+    pub(crate) fn obstacle(&self) -> Option<Arc<str>> {
+        let mut obstacles = self.devices.iter().map(|device| device.obstacle());
+        let first = obstacles.next()??;
+        obstacles.all(|obstacle| obstacle.is_some()).then_some(first)
+    }
+
     /// A port's device, and the way out by it.
-    pub(super) fn way(&self, port: usize) -> Option<(&Device, Route)> {
+    pub(super) fn way(&self, port: usize) -> Option<(&Arc<Device>, Route)> {
         let Port { endpoint, device } = self.ports.get(port)?;
         let route =
             Route { port: endpoint.name.port, gid: endpoint.gid_index, pkey: endpoint.pkey_index };
         Some((self.devices.get(*device)?, route))
     }
-
-    /// Registers a region with every device, unless it is already, or is a file's, which no device
-    /// reaches. It is given back when the region goes.
-    pub(crate) fn register(self: &Arc<Self>, region: &RegionInner) -> Result<(), RdmaError> {
-        let _registering = self.registering.lock();
-        if region.location() == Location::File || self.regions.lock().contains_key(&region.id) {
-            return Ok(());
-        }
-        // A region that has gone meanwhile needs none.
-        let Ok(memory) = region.memory() else { return Ok(()) };
-        let (base, length) = (region.base(), region.length());
-        let result = std::thread::scope(|scope| {
-            let registering: Vec<_> = self
-                .devices
-                .iter()
-                .map(|device| scope.spawn(|| device.registered.register(&memory)))
-                .collect();
-            registering.into_iter().try_for_each(|one| match one.join() {
-                Ok(result) => result,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-        });
-        if let Err(source) = result {
-            self.withdraw(base, length);
-            return Err(RdmaError::Region { region: region.id, source });
-        }
-        self.regions.lock().insert(region.id, (base, length));
-        let borrower: Arc<dyn Borrower> = self.clone();
-        let borrower: Weak<dyn Borrower> = Arc::downgrade(&borrower);
-        if !region.tell(borrower) {
-            self.recall(region.id);
-        }
-        Ok(())
-    }
-
-    fn withdraw(&self, base: u64, length: u64) {
-        for device in &*self.devices {
-            device.registered.withdraw(base, length);
-        }
-    }
-}
-
-impl Borrower for Adapters {
-    fn recall(&self, region: RegionId) {
-        if self.process != std::process::id() {
-            return;
-        }
-        let gone = self.regions.lock().remove(&region);
-        if let Some((base, length)) = gone {
-            self.withdraw(base, length);
-        }
-    }
 }
 
 impl Drop for Adapters {
     fn drop(&mut self) {
-        let devices = std::mem::take(&mut *self.devices);
-        if self.process == std::process::id() {
-            drop(devices);
-        } else {
-            std::mem::forget(devices);
+        if self.is_demanded {
+            self.devices.iter().for_each(|device| device.demand_no_more());
         }
     }
 }

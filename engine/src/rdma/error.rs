@@ -1,5 +1,7 @@
 //! Why there is no RDMA.
 
+use std::sync::Arc;
+
 use kvferry_proto::RegionId;
 use kvferry_transport::rdma::verbs::VerbsError;
 
@@ -23,6 +25,18 @@ pub enum RdmaError {
     NoPort {
         /// The ports there are, and why each is not used.
         refused: Vec<(String, Refusal)>,
+    },
+    /// The devices there are cannot be used any more.
+    #[error("{why}")]
+    GivenUp {
+        /// Why, of the first of them.
+        why: Arc<str>,
+    },
+    /// A port is not used now.
+    #[error("{why}")]
+    PortDown {
+        /// Which, and why.
+        why: Arc<str>,
     },
     /// Memory cannot be registered with a device.
     #[error("region {region} cannot be reached by RDMA: {source}")]

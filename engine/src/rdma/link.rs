@@ -13,10 +13,11 @@ use std::time::Duration;
 
 use kvferry_proto::TransferId;
 use kvferry_transport::lanes::{Lane, Look, Owed, Reactor, Watch, Watched};
-use kvferry_transport::rdma::fetch::{Fetch, Fetched, Fetcher, Registered};
+use kvferry_transport::rdma::fetch::{Fetch, Fetched, Fetcher};
 use kvferry_transport::rdma::verbs::Status as WorkStatus;
 use parking_lot::Mutex;
 
+use super::device::Berth;
 use super::keys::BorrowedKeys;
 use crate::loan::{Lender, Loans};
 use crate::passage::{self, Flight};
@@ -65,7 +66,7 @@ pub(crate) struct Link {
 struct Slices {
     /// `None` once the lane is closed.
     fetcher: Option<Fetcher>,
-    /// The lane, once a slice came on it and until it is closed.
+    /// The lane, once there is one and until it is closed.
     lane: Option<Lane>,
     under_way: BTreeMap<u64, Slice>,
     ids: HashSet<SliceId>,
@@ -78,6 +79,8 @@ struct Slices {
     is_over: bool,
     /// Why, until its lane is told.
     broken: Option<Broken>,
+    /// Why, where it was lost.
+    failure: Option<Arc<str>>,
     /// The reactor looks at it, or is told by the descriptor when to.
     is_attended: bool,
     fetched: Vec<Fetched>,
@@ -109,9 +112,9 @@ enum Broken {
 }
 
 impl Link {
-    pub(crate) fn new(lender: Lender, fetcher: Fetcher, registered: Arc<Registered>) -> Arc<Self> {
+    pub(crate) fn new(lender: Lender, fetcher: Fetcher, berth: &Berth) -> Arc<Self> {
         let link = Arc::new(Self {
-            loans: Loans::by_key(lender, registered),
+            loans: Loans::by_key(lender, berth.registered().clone()),
             keys: BorrowedKeys::default(),
             watch: Mutex::default(),
             slices: Mutex::new(Slices {
@@ -124,13 +127,42 @@ impl Link {
                 ended: Vec::new(),
                 is_over: false,
                 broken: None,
+                failure: None,
                 is_attended: false,
                 fetched: Vec::new(),
             }),
         });
         let flight: Arc<dyn Flight> = link.clone();
         passage::take_off(&flight);
+        berth.take(&link);
         link
+    }
+
+    /// The lane that it belongs to.
+    pub(crate) fn is_of(&self, lane: &Lane) {
+        let mut slices = self.slices.lock();
+        if slices.is_over {
+            lane.reset();
+        } else {
+            slices.lane = Some(lane.clone());
+        }
+    }
+
+    /// The way of its packets is gone: it is torn down, and its lane goes.
+    pub(crate) fn lose(&self, why: &str) {
+        {
+            let mut slices = self.slices.lock();
+            if slices.is_over {
+                return;
+            }
+            slices.break_off(Broken::Lost(why.into()));
+        }
+        self.advance();
+    }
+
+    /// Why it was lost, if it was.
+    pub(crate) fn failure(&self) -> Option<Arc<str>> {
+        self.slices.lock().failure.clone()
     }
 
     /// Has a reactor look at it until it is closed. To be done before anything is fetched.
@@ -164,7 +196,6 @@ impl Link {
             slices.next += 1;
             let slice = Slice { id, fetch, errand, owed: lane.owe(), out: 0, stopped: None };
             slices.under_way.insert(number, slice);
-            slices.lane.get_or_insert_with(|| lane.clone());
             slices.to_post.push_back(number);
             !std::mem::replace(&mut slices.is_attended, true)
         };
@@ -269,6 +300,11 @@ impl Slices {
     /// The queue pair does not work any more, or must not: nothing lands after this.
     fn break_off(&mut self, why: Broken) {
         self.end();
+        if let Broken::Lost(why) = &why
+            && self.broken.is_none()
+        {
+            self.failure.get_or_insert_with(|| why.as_str().into());
+        }
         self.broken.get_or_insert(why);
     }
 

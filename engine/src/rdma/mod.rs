@@ -2,7 +2,7 @@
 //! memory, by the adapter.
 //!
 //! ```text
-//!  Rdma (settings) -> Adapters: devices that are open, ports that are used, regions registered
+//!  Rdma (settings) -> Adapters: ports that are used -> Device: open once, regions registered
 //!                        |           offered in the handshake, paired with the peer's (topology)
 //!                        v
 //!  lane = connection + Link: one queue pair; keys lent and borrowed; slices under way
@@ -12,7 +12,9 @@
 //! |---|---|
 //! | `settings` | what an engine is told of RDMA |
 //! | `error` | why there is none |
-//! | `adapters` | the devices of an engine, and its regions in them |
+//! | `adapters` | the devices that an engine uses, and the ports that it offers |
+//! | `device` | a device that is open: regions and queue pairs on it, ports that work or do not |
+//! | `events` | what devices tell of their own accord |
 //! | `ports` | ports on the wire |
 //! | `pairs` | which pair of ports the next lane is on |
 //! | `connect` | queue pairs of new lanes |
@@ -21,7 +23,9 @@
 
 mod adapters;
 mod connect;
+mod device;
 mod error;
+mod events;
 mod keys;
 mod link;
 mod pairs;
@@ -29,7 +33,10 @@ mod ports;
 mod settings;
 
 pub(crate) use adapters::Adapters;
+pub(crate) use connect::Half;
+pub(crate) use device::{Berth, Device};
 pub use error::RdmaError;
+pub(crate) use events::{attend, readiness_of};
 pub(crate) use keys::{BorrowedKeys, LentRegion};
 pub(crate) use link::{End, Errand, Link};
 pub(crate) use pairs::{PairChoice, PortPair};

@@ -22,10 +22,12 @@ use std::sync::{Arc, Weak};
 use crossbeam_skiplist::SkipMap;
 use kvferry_proto::{Access, RegionId};
 use kvferry_transport::memory::Memory;
+use kvferry_transport::rdma::device::DeviceName;
+use kvferry_transport::rdma::verbs::Verbs;
 use parking_lot::{Mutex, RwLock};
 
 use crate::error::Error;
-use crate::rdma::Adapters;
+use crate::rdma::{Device, RdmaError};
 use grant::GrantTable;
 use table::Table;
 
@@ -50,8 +52,8 @@ pub(crate) struct RegistryInner {
     grants: GrantTable,
     table: Table,
     count: AtomicU64,
-    /// The adapters of engines, with which regions are registered.
-    adapters: Mutex<Vec<Weak<Adapters>>>,
+    /// The adapters of its engines, each open once, with which regions are registered.
+    devices: Mutex<Vec<Weak<Device>>>,
 }
 
 #[derive(Default)]
@@ -84,7 +86,7 @@ impl Registry {
             grants: GrantTable::default(),
             table: Table::default(),
             count: AtomicU64::new(0),
-            adapters: Mutex::default(),
+            devices: Mutex::default(),
         }))
     }
 
@@ -107,30 +109,38 @@ impl Registry {
     ///
     /// # Errors
     /// [`Error::PartialOverlap`] and [`Error::AccessConflict`] name the region in the way;
-    /// [`Error::Rdma`] says why an adapter of an engine does not take it.
+    /// [`Error::Rdma`] says why an adapter does not take it, where an engine demands RDMA; where none
+    /// does, that adapter is not used any more.
     pub fn register(&self, memory: Memory, access: Access) -> Result<Region, Error> {
         let region = self.insert(memory, access)?;
-        let adapters: Vec<_> = self.0.adapters.lock().iter().filter_map(Weak::upgrade).collect();
-        for adapters in adapters {
-            adapters.register(region.inner())?;
-        }
+        let devices: Vec<_> = self.0.devices.lock().iter().filter_map(Weak::upgrade).collect();
+        Device::register_with(&devices, region.inner())?;
         Ok(region)
     }
 
-    /// From now on regions are registered with these adapters: those that there are, and those to
-    /// come.
-    pub(crate) fn attach(&self, adapters: &Arc<Adapters>) -> Result<(), Error> {
-        {
-            let mut known = self.0.adapters.lock();
-            known.retain(|one| one.strong_count() > 0);
-            known.push(Arc::downgrade(adapters));
+    /// An adapter: the one that an engine of this registry has open, or opened now. Regions that are
+    /// registered from now on are registered with it.
+    pub(crate) fn device(
+        &self,
+        verbs: &Verbs,
+        name: &DeviceName,
+    ) -> Result<Arc<Device>, RdmaError> {
+        let mut known = self.0.devices.lock();
+        known.retain(|one| one.strong_count() > 0);
+        let open = known.iter().filter_map(Weak::upgrade).find(|one| one.is(verbs, name));
+        if let Some(device) = open.filter(|device| device.obstacle().is_none()) {
+            return Ok(device);
         }
+        let device = Device::open(verbs, name)?;
+        known.push(Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    /// Registers the regions that there are with adapters, where they are not yet.
+    pub(crate) fn attach(&self, devices: &[Arc<Device>]) -> Result<(), RdmaError> {
         let regions: Vec<_> =
             self.0.slots.read().slots.iter().filter_map(|slot| slot.region.clone()).collect();
-        for region in regions {
-            adapters.register(&region)?;
-        }
-        Ok(())
+        regions.iter().try_for_each(|region| Device::register_with(devices, region))
     }
 
     fn insert(&self, memory: Memory, access: Access) -> Result<Region, Error> {

@@ -14,6 +14,7 @@ use crate::completion::{Ended, Transfer};
 use crate::error::{Error, Remote, TransferError};
 use crate::peer::{PeerDriver, PeerInner};
 use crate::registry::Holder;
+use crate::session::Means;
 use crate::time;
 use crate::transfer::cargo::{Cargo, Terms};
 use crate::transfer::{Op, Spec};
@@ -103,7 +104,8 @@ impl Request {
             DEADLINE_BASE + Duration::from_millis(plan.bytes() / DEADLINE_BYTES_PER_MS)
         });
         let deadline = time::after(begun, allowed);
-        let pays = match self.peer.transport() {
+        // As the best is, also while its spare has its place: it may be back before this has ended.
+        let pays = match self.peer.transport(Means::Best) {
             Some(Transport::Local) => plan.bytes() >= REFERENCE_BYTES,
             Some(Transport::Rdma) => plan.bytes() > 0,
             Some(Transport::Tcp) | None => false,

@@ -3,6 +3,7 @@
 use kvferry_proto::frame::Control;
 use kvferry_proto::{LaneId, TransferId};
 
+use super::Means;
 use crate::error::Error;
 use crate::transfer::Outcome;
 
@@ -17,7 +18,12 @@ pub enum Action<T> {
     /// is valid any more.
     Forget(Option<Error>),
     /// Open a lane; [`Session::on_lane_up`](super::Session::on_lane_up) or [`Session::on_lane_down`](super::Session::on_lane_down) follows.
-    OpenLane(LaneId),
+    OpenLane {
+        /// Which.
+        lane: LaneId,
+        /// By what.
+        means: Means,
+    },
     /// Close a lane; [`Session::on_lane_down`](super::Session::on_lane_down) follows.
     CloseLane {
         /// Which.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kvferry_proto::LaneId;
 
-use super::Settings;
+use super::{Means, Settings};
 
 /// The slot of the express lane; the others are for bulk.
 const EXPRESS: usize = 0;
@@ -37,12 +37,25 @@ struct Slot {
 #[derive(Debug)]
 struct Lane {
     slot: usize,
+    means: Means,
     up: bool,
     /// It is being closed: nothing more is posted on it.
     retired: bool,
+    /// It closes once nothing is out on it.
+    is_leaving: bool,
     out_bytes: u64,
     /// Bytes posted since an answer was asked for.
     unanswered_bytes: u64,
+}
+
+/// A lane that is gone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gone {
+    pub(super) means: Means,
+    /// It was open.
+    pub(super) was_up: bool,
+    /// It was being closed.
+    pub(super) was_retired: bool,
 }
 
 /// See the [module](self).
@@ -79,15 +92,82 @@ impl LaneSet {
         self.lanes.is_empty()
     }
 
+    /// Whether there is a lane of this transport: open, or about to be. Those that are being closed do
+    /// not count.
+    pub(super) fn has(&self, means: Means, is_up: bool) -> bool {
+        let counts = |lane: &Lane| lane.means == means && !lane.retired && (lane.up || !is_up);
+        self.lanes.values().any(counts)
+    }
+
+    /// By what a lane is opened that is not being closed.
+    pub(super) fn means(&self, id: LaneId) -> Option<Means> {
+        self.lanes.get(&id).filter(|lane| !lane.retired).map(|lane| lane.means)
+    }
+
+    /// A number for a lane of the best transport beside those of its spare.
+    pub(super) fn open_beside(&mut self) -> LaneId {
+        let slot = &mut self.slots[EXPRESS];
+        let id = numbered(EXPRESS, slot.opened);
+        slot.opened = slot.opened.wrapping_add(1);
+        self.lanes.insert(id, Lane::new(EXPRESS, Means::Best));
+        id
+    }
+
+    /// Lanes that are not open yet give their slots up. They may take them back when they are.
+    pub(super) fn set_aside_unopened(&mut self) {
+        for slot in &mut self.slots {
+            let is_open = |id: &LaneId| self.lanes.get(id).is_some_and(|lane| lane.up);
+            slot.lane = slot.lane.filter(is_open);
+        }
+    }
+
+    /// The best transport is used again, with so many lanes for bulk: lanes of its spare leave, and
+    /// those of it have their slots back.
+    pub(super) fn replace_spare(&mut self, bulk: usize) {
+        let leaving = self.lanes.iter().filter(|(_, lane)| lane.means == Means::Spare);
+        for id in leaving.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.leave(id);
+            self.retire(id);
+        }
+        self.want(bulk);
+        self.forget_failures();
+        for (id, lane) in &self.lanes {
+            if lane.means == Means::Best && !lane.retired {
+                let slot = &mut self.slots[lane.slot];
+                // One that is open goes before one that is not.
+                let is_free = slot.lane.is_none_or(|other| !self.lanes[&other].up);
+                slot.lane = if is_free { Some(*id) } else { slot.lane };
+            }
+        }
+    }
+
+    /// Another takes the place of an open lane, which closes once nothing is out on it.
+    pub(super) fn leave(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.up && !lane.retired) {
+            lane.is_leaving = true;
+            self.retire(id);
+        }
+    }
+
+    /// Leaving lanes that have nothing out any more, once each.
+    pub(super) fn take_left(&mut self) -> Vec<LaneId> {
+        let left = self.lanes.iter_mut().filter(|(_, lane)| lane.is_leaving && lane.out_bytes == 0);
+        left.map(|(id, lane)| {
+            lane.is_leaving = false;
+            *id
+        })
+        .collect()
+    }
+
     /// Numbers for lanes that are missing and may be tried now.
-    pub(super) fn open_missing(&mut self, now: Instant) -> Vec<LaneId> {
+    pub(super) fn open_missing(&mut self, now: Instant, means: Means) -> Vec<LaneId> {
         let mut opened = Vec::new();
         for (index, slot) in self.slots.iter_mut().take(self.wanted).enumerate() {
             if slot.lane.is_none() && slot.retry_at.is_none_or(|at| at <= now) {
                 let id = numbered(index, slot.opened);
                 slot.opened = slot.opened.wrapping_add(1);
                 slot.lane = Some(id);
-                self.lanes.insert(id, Lane::new(index));
+                self.lanes.insert(id, Lane::new(index, means));
                 opened.push(id);
             }
         }
@@ -133,8 +213,8 @@ impl LaneSet {
         }
     }
 
-    /// The lane is gone. Returns whether it had been retired; `None` where it is unknown.
-    pub(super) fn remove(&mut self, id: LaneId, now: Instant, settings: &Settings) -> Option<bool> {
+    /// The lane is gone. Returns what it was; `None` where it is unknown.
+    pub(super) fn remove(&mut self, id: LaneId, now: Instant, settings: &Settings) -> Option<Gone> {
         let lane = self.lanes.remove(&id)?;
         let slot = &mut self.slots[lane.slot];
         if slot.lane == Some(id) {
@@ -146,7 +226,7 @@ impl LaneSet {
             }
             slot.failures += 1;
         }
-        Some(lane.retired)
+        Some(Gone { means: lane.means, was_up: lane.up, was_retired: lane.retired })
     }
 
     /// Every lane, which is none of the session's any more.
@@ -214,8 +294,9 @@ impl LaneSet {
 }
 
 impl Lane {
-    fn new(slot: usize) -> Self {
-        Self { slot, up: false, retired: false, out_bytes: 0, unanswered_bytes: 0 }
+    fn new(slot: usize, means: Means) -> Self {
+        let (up, retired, is_leaving) = (false, false, false);
+        Self { slot, means, up, retired, is_leaving, out_bytes: 0, unanswered_bytes: 0 }
     }
 
     fn usable(&self) -> bool {
@@ -231,14 +312,14 @@ mod tests {
     fn what_takes_the_place_of_a_lost_lane_has_its_slot_and_never_its_number() {
         let (now, settings) = (Instant::now(), Settings::default());
         let mut set = LaneSet::new(2);
-        let mut seen = set.open_missing(now);
+        let mut seen = set.open_missing(now, Means::Best);
         assert_eq!(seen.iter().map(|lane| slot_of(*lane)).collect::<Vec<_>>(), [0, 1, 2]);
         let mut lost = seen[1];
         for _ in 0..100 {
             set.set_up(lost);
             set.remove(lost, now, &settings);
             set.forget_failures();
-            let opened = set.open_missing(now);
+            let opened = set.open_missing(now, Means::Best);
             assert_eq!(opened.iter().map(|lane| slot_of(*lane)).collect::<Vec<_>>(), [1]);
             lost = opened[0];
             assert!(!seen.contains(&lost));
@@ -250,7 +331,7 @@ mod tests {
     fn lanes_that_are_not_wanted_any_more_stay_until_they_close() {
         let (now, settings) = (Instant::now(), Settings::default());
         let mut set = LaneSet::new(2);
-        let opened = set.open_missing(now);
+        let opened = set.open_missing(now, Means::Best);
         for lane in &opened {
             set.set_up(*lane);
         }
@@ -258,9 +339,9 @@ mod tests {
         assert_eq!(set.up().count(), 3);
         set.remove(opened[2], now, &settings);
         set.forget_failures();
-        assert!(set.open_missing(now).is_empty());
+        assert!(set.open_missing(now, Means::Best).is_empty());
         set.want(3);
-        let anew = set.open_missing(now);
+        let anew = set.open_missing(now, Means::Best);
         assert_eq!(anew.iter().map(|lane| slot_of(*lane)).collect::<Vec<_>>(), [2, 3]);
         assert_ne!(anew[0], opened[2]);
     }

@@ -19,6 +19,7 @@ impl<T: Clone> Session<T> {
         }
         match answer {
             Ok(incarnation) => {
+                self.spare.meet(now, self.known != Some(incarnation));
                 if let Some(was) = self.known.filter(|known| *known != incarnation) {
                     let peer = self.peer.clone();
                     self.give_up_all(&Error::PeerRestarted { peer, was, is: incarnation });
@@ -31,7 +32,7 @@ impl<T: Clone> Session<T> {
                 self.next_ping = now + self.settings.ping_interval;
                 self.answered = false;
                 self.lanes.forget_failures();
-                self.lanes.want(self.settings.bulk_lanes);
+                self.lanes.want(self.spare.bulk_lanes(&self.settings));
             }
             Err(error) => {
                 self.give_up_all(&error);
@@ -53,6 +54,7 @@ impl<T: Clone> Session<T> {
             self.wanted = false;
             self.actions.push_back(Action::Connected);
         }
+        self.note_up(now, lane);
         self.hear(now);
         self.pump(now);
     }
@@ -113,7 +115,7 @@ impl<T: Clone> Session<T> {
 
     /// A lane is gone, whoever closed it: what was out on it is adrift, or queued again.
     pub(super) fn lose(&mut self, now: Instant, lane: LaneId, cause: Option<Error>) {
-        let Some(was_retired) = self.lanes.remove(lane, now, &self.settings) else { return };
+        let Some(gone) = self.lanes.remove(lane, now, &self.settings) else { return };
         let mut adrift = false;
         for id in self.transfers.ids() {
             let Some(entry) = self.transfers.get_mut(id) else { continue };
@@ -138,8 +140,11 @@ impl<T: Clone> Session<T> {
         if adrift {
             self.lost.insert(lane, None);
         }
-        let was_last = matches!(self.link, Link::Up { .. }) && self.lanes.is_empty();
-        if was_last && !was_retired {
+        if !matches!(self.link, Link::Up { .. }) {
+            return;
+        }
+        let goes_on = self.note_gone(now, &gone, cause.as_ref());
+        if self.lanes.is_empty() && !gone.was_retired && !goes_on {
             self.fall(now, cause);
         }
     }
@@ -220,7 +225,7 @@ mod tests {
     fn lanes(session: &mut Session<()>, opened: bool) -> Vec<LaneId> {
         let actions = session.take_actions().into_iter();
         let lane = |action| match action {
-            Action::OpenLane(lane) if opened => Some(lane),
+            Action::OpenLane { lane, .. } if opened => Some(lane),
             Action::CloseLane { lane, .. } if !opened => Some(lane),
             _ => None,
         };

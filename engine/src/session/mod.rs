@@ -12,7 +12,8 @@
 //!
 //! Slices of large transfers go to the bulk lane with the fewest bytes in flight, in turn among
 //! transfers; small transfers and everything without a payload go to the express lane, so they wait
-//! for no bulk. A lane's window bounds what a failed lane has to repeat.
+//! for no bulk. A lane's window bounds what a failed lane has to repeat. Where the best transport fails
+//! and the peer has another, that takes its place (`spare`).
 
 mod action;
 mod endings;
@@ -22,6 +23,7 @@ mod link;
 mod pair;
 mod schedule;
 mod settings;
+mod spare;
 mod table;
 mod unsaid;
 
@@ -35,12 +37,14 @@ use crate::error::Error;
 use crate::net::Endpoint;
 use crate::transfer::{Outcome, Spec, TransferState};
 use lanes::LaneSet;
+use spare::Spare;
 use table::{Entry, Transfers};
 use unsaid::Unsaid;
 
 pub use action::Action;
 pub(crate) use lanes::slot_of;
 pub use settings::Settings;
+pub use spare::Means;
 
 /// What [`Session::connect`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +81,7 @@ pub struct Session<T> {
     answered: bool,
     failures: u32,
     lanes: LaneSet,
+    spare: Spare,
     /// Lanes that are lost with slices adrift, and where the target was asked to fence them.
     lost: BTreeMap<LaneId, Option<LaneId>>,
     transfers: Transfers<T>,
@@ -110,6 +115,7 @@ impl<T: Clone> Session<T> {
             answered: false,
             failures: 0,
             lanes: LaneSet::new(settings.bulk_lanes),
+            spare: Spare::default(),
             lost: BTreeMap::new(),
             transfers: Transfers::new(),
             deadlines: BTreeSet::new(),
@@ -331,9 +337,10 @@ impl<T: Clone> Session<T> {
     }
 
     /// How many lanes for large transfers there are from the next handshake on, beside the one for
-    /// small ones.
-    pub fn set_bulk_lanes(&mut self, bulk: usize) {
+    /// small ones; and how many by the transport that takes the best's place, where there is one.
+    pub fn set_bulk_lanes(&mut self, bulk: usize, spare: Option<usize>) {
         self.settings.bulk_lanes = bulk;
+        self.spare.set_bulk_lanes(spare);
     }
 
     /// When [`Session::on_timeout`] wants to be called, whatever else happens.
@@ -349,8 +356,10 @@ impl<T: Clone> Session<T> {
                 let dead = alive.then_some(self.heard + self.settings.dead_after);
                 let rest = (alive && self.transfers.is_empty())
                     .then_some(self.used + self.settings.idle_after);
-                let lane = self.lanes.next_retry().filter(|_| alive || self.has_work());
-                [ping, dead, rest, lane].into_iter().flatten().min()
+                let are_wanted = alive || self.has_work();
+                let lane = self.lanes.next_retry().filter(|_| are_wanted);
+                let spare = self.spare_timeout(are_wanted);
+                [ping, dead, rest, lane, spare].into_iter().flatten().min()
             }
             Link::Shaking | Link::Closed => None,
         };

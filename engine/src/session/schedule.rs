@@ -19,9 +19,7 @@ impl<T: Clone> Session<T> {
             }
             Link::Up { .. } => {
                 if self.wants_lanes(now) {
-                    for lane in self.lanes.open_missing(now) {
-                        self.actions.push_back(Action::OpenLane(lane));
-                    }
+                    self.open_wanted(now);
                 }
                 if self.transfers.is_empty() {
                     // What is adrift of ended transfers is nobody's any more.
@@ -29,6 +27,7 @@ impl<T: Clone> Session<T> {
                 }
                 self.send_controls();
                 self.post_slices();
+                self.close_leaving();
             }
             Link::Shaking | Link::Closed => {}
         }

@@ -23,6 +23,14 @@ pub struct Settings {
     pub backoff_most: Duration,
     /// Lanes that nothing was submitted for close after this long.
     pub idle_after: Duration,
+    /// When no lane of the best transport has been up for this long, its spare takes its place.
+    pub spare_after: Duration,
+    /// The wait before the best transport is tried again while its spare has its place; it doubles.
+    pub return_first: Duration,
+    /// The longest such wait.
+    pub return_most: Duration,
+    /// When lanes of the best transport have been up for this long, its failures before do not count.
+    pub recovered_after: Duration,
     /// How many transfers may be open.
     pub open_transfers: u64,
 }
@@ -39,6 +47,10 @@ impl Default for Settings {
             backoff_first: Duration::from_millis(50),
             backoff_most: Duration::from_secs(2),
             idle_after: Duration::from_secs(300),
+            spare_after: Duration::from_millis(500),
+            return_first: Duration::from_millis(500),
+            return_most: Duration::from_secs(30),
+            recovered_after: Duration::from_secs(10),
             open_transfers: 16_384,
         }
     }

@@ -116,7 +116,7 @@ mod tests {
         fn open_lanes(&mut self) -> Option<LaneId> {
             let mut bulk = None;
             for action in self.session.take_actions() {
-                if let Action::OpenLane(lane) = action {
+                if let Action::OpenLane { lane, .. } = action {
                     self.session.on_lane_up(self.now, lane);
                     bulk = Some(lane);
                 }

@@ -13,13 +13,14 @@ use prost::Message;
 
 use crate::control::client::{self, Shaken};
 use crate::control::lane;
-use crate::control::offer::Offers;
+use crate::control::offer::{Offers, Why};
 use crate::error::Error;
 use crate::lanes::Bond;
 use crate::net::Endpoint;
 use crate::outreach::{Connection, Outreach};
 use crate::peer::PeerInner;
 use crate::remote::RemoteTable;
+use crate::session::Means;
 
 /// Something that takes its time.
 #[derive(Debug)]
@@ -60,7 +61,8 @@ impl Outreach for Arc<Errands> {
         Box::new(Wanting(wanted))
     }
 
-    fn open_lane(&self, peer: &Arc<PeerInner>, lane: LaneId) {
+    /// There is one transport in a simulation.
+    fn open_lane(&self, peer: &Arc<PeerInner>, lane: LaneId, _means: Means) {
         let opening = Opening { peer: Arc::downgrade(peer), lane };
         self.0.lock().push(Errand::OpenLane(opening));
     }
@@ -126,7 +128,7 @@ fn read(endpoint: &Endpoint, reply: &[u8], updates: &[Vec<u8>]) -> Result<Shaken
         rpc::HelloReply::decode(reply).map_err(|error| Error::unreachable(endpoint, error))?;
     let offers = Offers::read(endpoint, reply)?;
     let incarnation = offers.incarnation;
-    let offer = offers.by_tcp(endpoint, None)?;
+    let offer = offers.by_tcp(endpoint, Why::default())?;
     let mut table = RemoteTable::of(incarnation);
     for update in updates {
         apply(endpoint, &mut table, update)?;
@@ -199,13 +201,13 @@ impl Opening {
     #[must_use]
     pub fn hello(&self) -> Option<[u8; Hello::BYTES]> {
         let peer = self.peer.upgrade()?;
-        lane::hello(&peer, self.lane).ok().map(|(_, hello)| hello.encode())
+        lane::hello(&peer, self.lane, Means::Best).ok().map(|(_, hello)| hello.encode())
     }
 
     /// The answer arrived, on a connection whose end here is `stream`.
     pub fn welcomed(self, welcome: &[u8; Welcome::BYTES], stream: OwnedFd) {
         let Some(peer) = self.peer.upgrade() else { return };
-        let opened = lane::hello(&peer, self.lane).and_then(|(offer, _)| {
+        let opened = lane::hello(&peer, self.lane, Means::Best).and_then(|(offer, _)| {
             lane::take_up(&peer, self.lane, &offer, welcome, stream, Bond::Nothing)
         });
         lane::report(&peer, self.lane, opened);

@@ -120,6 +120,7 @@ impl Node {
         let settings = Settings {
             session: settings.session,
             local_bulk_lanes: settings.session.bulk_lanes,
+            rdma_bulk_lanes: settings.session.bulk_lanes,
             plan: settings.plan,
             spin: Duration::ZERO,
             connect_timeout: Duration::ZERO,
@@ -131,7 +132,8 @@ impl Node {
         let outreach = Box::new(errands.clone());
         let reactors = vec![reactor.clone()];
         let no_host = Err("a simulation has no host".into());
-        let core = Core::new(incarnation, registry, settings, outreach, no_host, None, reactors);
+        let no_rdma = Err("a simulation has no adapters".into());
+        let core = Core::new(incarnation, registry, settings, outreach, no_host, no_rdma, reactors);
         let core = Arc::new(core);
         Ok(Self { core, reactor, errands, draining: Mutex::default() })
     }

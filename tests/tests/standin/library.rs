@@ -12,6 +12,7 @@ use kvferry_engine::{
 use kvferry_tests::hosts::Host;
 use kvferry_tests::own::Own;
 use kvferry_tests::pattern;
+use kvferry_transport::rdma::device::HostRoot;
 use kvferry_transport::rdma::verbs::Verbs;
 
 /// The blocks of the caches.
@@ -23,7 +24,7 @@ pub(crate) struct StandIn {
     library: libloading::Library,
     verbs: Verbs,
     host: Host,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// Where cargo has built it: beside this test.
@@ -56,10 +57,28 @@ impl StandIn {
         };
         let adapters: String = (0..count).map(adapter).collect();
         let host = Host::of_manifest(&format!("about = \"stand-ins\"\n{adapters}")).unwrap();
-        let this = Self { library, verbs, host, _directory: directory };
+        let this = Self { library, verbs, host, directory };
         // SAFETY: the function of this name has this type.
         unsafe { this.library.get::<extern "C" fn(usize)>(b"standin_devices") }.unwrap()(count);
         this
+    }
+
+    /// A directory of this user's, a new one each time: who does not share it is not met on this host.
+    pub(crate) fn private_directory(&self) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let private = std::fs::Permissions::from_mode(0o700);
+        let within = self.directory.path();
+        tempfile::Builder::new().permissions(private).tempdir_in(within).unwrap().keep()
+    }
+
+    /// The library.
+    pub(crate) fn verbs(&self) -> Verbs {
+        self.verbs.clone()
+    }
+
+    /// What the kernel says of the machine.
+    pub(crate) fn host_root(&self) -> HostRoot {
+        self.host.root()
     }
 
     /// What an engine is told of it.
@@ -114,6 +133,46 @@ impl StandIn {
         fail.unwrap()() != 0
     }
 
+    /// Whether an adapter is cut off: no packet comes through by it.
+    pub(crate) fn cut_off(&self, adapter: usize, on: bool) {
+        // SAFETY: as above.
+        let cut = unsafe { self.library.get::<extern "C" fn(usize, c_int)>(b"standin_cut") };
+        cut.unwrap()(adapter, c_int::from(on));
+    }
+
+    /// Whether the port of an adapter is up, which it tells.
+    pub(crate) fn set_port(&self, adapter: usize, is_up: bool) {
+        // SAFETY: as above.
+        let port = unsafe { self.library.get::<extern "C" fn(usize, c_int)>(b"standin_port") };
+        port.unwrap()(adapter, c_int::from(is_up));
+    }
+
+    /// Whether an adapter has another address than at first. It tells so.
+    pub(crate) fn set_moved(&self, adapter: usize, on: bool) {
+        // SAFETY: as above.
+        let moved = unsafe { self.library.get::<extern "C" fn(usize, c_int)>(b"standin_move") };
+        moved.unwrap()(adapter, c_int::from(on));
+    }
+
+    /// An adapter fails for good, and tells so.
+    pub(crate) fn break_down(&self, adapter: usize) {
+        // SAFETY: as above.
+        unsafe { self.library.get::<extern "C" fn(usize)>(b"standin_break") }.unwrap()(adapter);
+    }
+
+    /// How many queue pairs there are on an adapter.
+    pub(crate) fn pairs_on(&self, adapter: usize) -> usize {
+        // SAFETY: as above.
+        let pairs = unsafe { self.library.get::<extern "C" fn(usize) -> usize>(b"standin_pairs") };
+        pairs.unwrap()(adapter)
+    }
+
+    /// How many registrations of memory there are.
+    pub(crate) fn registrations(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.library.get::<extern "C" fn() -> usize>(b"standin_registrations") }.unwrap()()
+    }
+
     /// On how many adapters requests were posted.
     pub(crate) fn adapters_used(&self) -> usize {
         // SAFETY: as above.
@@ -126,7 +185,7 @@ impl StandIn {
         unsafe { self.library.get::<extern "C" fn() -> usize>(b"standin_live") }.unwrap()()
     }
 
-    /// An engine that uses RDMA and nothing else.
+    /// An engine that uses RDMA and nothing else, unless it is set otherwise.
     pub(crate) fn engine(&self, set: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Own {
         let only = Transports::Only(Transport::Rdma);
         Own::start_with(|builder| set(builder.transports(only).rdma(self.rdma())))

@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 mod adverse;
+mod events;
 mod fence;
 mod hostile;
+mod idle;
 mod library;
 mod nothing_held;
 mod rails;
+mod replaced;
+mod several;
 
 use kvferry_engine::{EngineBuilder, Transport};
 
