@@ -37,8 +37,11 @@ class Settings(TypedDict, total=False):
     advertise: str | None
     lane_advertise: str | None
     run_directory: str | PathLike[str] | None
-    #: "auto", "tcp" or "local".
+    #: "auto", "tcp", "local" or "rdma".
     transport: str | None
+    #: Names of the RDMA adapters that are used, separated by commas; None: as the environment says, or all
+    #: that can be.
+    rdma_devices: str | None
     io_threads: int | None
     bulk_lanes: int | None
     small_bytes: int | None
@@ -369,6 +372,10 @@ class Peer:
     @property
     def not_local(self) -> str | None:
         """Why transfers go over the network, though the short cut of one host is allowed."""
+
+    @property
+    def not_rdma(self) -> str | None:
+        """Why transfers go over TCP, though RDMA is allowed: nobody has it, or it has failed."""
 
     def ready(self, timeout: float | None = None) -> None:
         """Connects if need be; returns when everything that it shared by then is known here."""

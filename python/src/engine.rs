@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvferry_engine::{Engine, EngineBuilder, Error, Incarnation, Notification, Peer, Tasks};
+use kvferry_engine::{Engine, EngineBuilder, Error, Incarnation, Notification, Peer, Rdma, Tasks};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
@@ -100,6 +100,10 @@ fn set(builder: EngineBuilder, name: &str, value: &Bound<'_, PyAny>) -> PyResult
         "transport" => {
             let transports = value.extract::<String>()?.parse();
             builder.transports(transports.map_err(|error| raise(value.py(), &error))?)
+        }
+        "rdma_devices" => {
+            let named = Rdma::default().devices(&value.extract::<String>()?);
+            builder.rdma(named.map_err(|error| raise(value.py(), &error.into()))?)
         }
         "io_threads" => builder.io_threads(value.extract()?),
         "bulk_lanes" => builder.bulk_lanes(value.extract()?),

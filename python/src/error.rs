@@ -30,11 +30,14 @@ fn class_of(error: &Error) -> &'static str {
         | Error::Version { .. }
         | Error::NoTransport { .. }
         | Error::NotLocal { .. }
+        | Error::NotRdma { .. }
+        | Error::RdmaFailed { .. }
         | Error::LaneRefused { .. } => "UnreachableError",
         Error::Address { .. }
         | Error::Bind { .. }
         | Error::Setting { .. }
         | Error::UnknownTransport { .. }
+        | Error::Rdma(_)
         | Error::RunDirectory(_) => "SettingError",
         Error::Deadline { .. } => "DeadlineError",
         Error::Cancelled => "CancelledError",

@@ -134,6 +134,11 @@ impl PyPeer {
         self.0.not_local().map(|why| why.to_string())
     }
 
+    #[getter]
+    fn not_rdma(&self) -> Option<String> {
+        self.0.not_rdma().map(|why| why.to_string())
+    }
+
     fn status(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
         let status = self.0.status();
         let fields = PyDict::new(py);

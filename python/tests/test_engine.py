@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import kvferry
@@ -24,6 +25,10 @@ from patience import until
 BLOCK = 4096
 BLOCKS = 256
 ADDRESS = "127.0.0.1:0"
+ADAPTERS = Path("/sys/class/infiniband")
+WITHOUT_ADAPTERS = pytest.mark.skipif(
+    ADAPTERS.is_dir() and any(ADAPTERS.iterdir()), reason="there are adapters"
+)
 
 
 def pattern(blocks: int = BLOCKS) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -154,6 +159,35 @@ def granted(pipe: Pipe) -> None:
         pipe.tell(region.read(0, len(region)))
         pipe.hear()
         pipe.tell(region.read(0, len(region)))
+
+
+@WITHOUT_ADAPTERS
+def test_rdma_is_had_where_it_is_demanded_or_is_an_error_that_says_what_is_missing() -> None:
+    with pytest.raises(kvferry.SettingError, match="no RDMA, and it was demanded") as demanded:
+        kvferry.Engine(listen=ADDRESS, transport="rdma")
+    assert "libibverbs" in str(demanded.value) or "no RDMA port" in str(demanded.value)
+    for transport in ("rdma", "auto"):
+        with pytest.raises(kvferry.SettingError, match=r"mlx5_99|libibverbs"):
+            kvferry.Engine(listen=ADDRESS, transport=transport, rdma_devices="mlx5_99")
+    with pytest.raises(kvferry.SettingError, match="entry 2 of the list is empty"):
+        kvferry.Engine(listen=ADDRESS, rdma_devices="mlx5_0,,mlx5_1")
+
+
+@WITHOUT_ADAPTERS
+def test_a_peer_says_why_it_is_not_reached_by_rdma(tmp_path: Path) -> None:
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        directory.mkdir(mode=0o700)
+    here, there = (
+        kvferry.Engine(listen=ADDRESS, transport="auto", run_directory=directory) for directory in directories
+    )
+    peer = here.peer(there.address)
+    peer.ready()
+    assert peer.status()["transport"] == "tcp"
+    assert peer.not_local is not None
+    assert peer.not_rdma is not None and "no RDMA port that can be used" in peer.not_rdma
+    peer = kvferry.Engine(listen=ADDRESS, transport="tcp").connect(there.address)
+    assert (peer.not_local, peer.not_rdma) == (None, None)
 
 
 def test_what_is_granted_can_be_written_until_it_is_revoked(another: Callable[..., Other]) -> None:

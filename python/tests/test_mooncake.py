@@ -138,7 +138,7 @@ def test_failures_are_codes_and_say_why(
 @pytest.mark.parametrize(
     ("server", "protocol", "says"),
     [
-        ("P2PHANDSHAKE", "rdma", "no RDMA transport"),
+        ("P2PHANDSHAKE", "rdma", "no RDMA, and it was demanded"),
         ("P2PHANDSHAKE", "nvlink", "no protocol"),
         ("etcd://127.0.0.1:2379", "tcp", "P2PHANDSHAKE"),
     ],
@@ -147,6 +147,17 @@ def test_what_was_asked_for_is_had_or_is_an_error(server: str, protocol: str, sa
     engine = TransferEngine()
     assert engine.initialize("127.0.0.1", server, protocol, "") == -1
     assert says in engine.last_error and engine.get_rpc_port() == 0
+
+
+@pytest.mark.parametrize("protocol", ["rdma", "auto"])
+def test_a_device_that_was_named_and_is_not_there_is_an_error(protocol: str) -> None:
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", protocol, "mlx5_99") == -1
+    # Where there is no libibverbs, that is what is missing first.
+    assert "mlx5_99" in engine.last_error or "libibverbs" in engine.last_error
+    assert engine.get_rpc_port() == 0
+    # Of no use, and in nobody's way.
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "mlx5_99") == 0
 
 
 def test_tcp_is_tcp_and_auto_takes_the_short_cut(another: Callable[..., Other]) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,10 @@ from patience import DEADLINE_S, until
 BLOCK = 4096
 BLOCKS = 256
 BYTES = BLOCK * BLOCKS
+ADAPTERS = Path("/sys/class/infiniband")
+WITHOUT_ADAPTERS = pytest.mark.skipif(
+    ADAPTERS.is_dir() and any(ADAPTERS.iterdir()), reason="there are adapters"
+)
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -426,6 +431,13 @@ def test_mistakes_have_nixl_s_names(decode: nixl_agent, memory: Memory) -> None:
         with pytest.raises(error):
             mistake()
             pytest.fail(f"mistake {number} went through")
+
+
+@WITHOUT_ADAPTERS
+def test_rdma_that_is_demanded_and_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVFERRY_TRANSPORT", "rdma")
+    with pytest.raises(nixl.nixlInvalidParamError, match="no RDMA, and it was demanded"):
+        agent_named("demanding")
 
 
 def test_what_others_send_to_the_metadata_port_harms_nobody(decode: nixl_agent) -> None:

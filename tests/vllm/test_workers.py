@@ -367,7 +367,7 @@ def test_vllms_modules_are_as_they_were(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("settings", "host", "complaint"),
     [
-        ({}, HOST, "mooncake_protocol is 'rdma'"),
+        ({"mooncake_protocol": "nvlink"}, HOST, "mooncake_protocol is 'nvlink'"),
         ({"mooncake_protocol": "tcp", "device_name": "mlx5_0"}, HOST, "device_name is 'mlx5_0'"),
         ({"device_names_by_gpu": ["mlx5_0", "mlx5_1"]}, HOST, "device_names_by_gpu is"),
         ({"device_name_per_gpu": ["mlx5_0", "mlx5_1"]}, HOST, "device_name_per_gpu is"),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PROTOCOLS = ("tcp", "local", "auto")
+PROTOCOLS = ("rdma", "tcp", "local", "auto")
 """What may carry transfers of the Mooncake connector."""
 DEVICES = ("device_name", "device_names_by_gpu", "device_name_per_gpu")
 """Settings that name RDMA devices."""
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises where the Mooncake connector is to use what it cannot, or nobody said what it is to use."""
+    """Raises where the Mooncake connector is to use what it cannot."""
     for name in DEVICES:
         if named := settings.get(name):
-            raise ValueError(f"{name} is {named!r}, and no RDMA device is used here: leave it out")
+            raise ValueError(f"{name} is {named!r}: leave it out, and name adapters in KVFERRY_RDMA_DEVICES")
     protocol = settings.get("mooncake_protocol", "rdma")
     if protocol not in PROTOCOLS:
         raise ValueError(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+import logging
 import os
+
+logger = logging.getLogger(__name__)
 
 
 class TransferOpcode(enum.IntEnum):
@@ -30,14 +33,17 @@ class TransferNotify:
 
 def transport(protocol: str) -> str:
     """What carries transfers for a protocol: that one and no other."""
-    if protocol in ("tcp", "local", "auto"):
+    if protocol in ("tcp", "local", "rdma", "auto"):
         return protocol
-    if protocol == "rdma":
-        raise ValueError(
-            "protocol 'rdma' was asked for, and this interface has no RDMA transport yet: "
-            "ask for 'tcp', or for 'auto', which also takes the short cut between processes of one host"
-        )
-    raise ValueError(f"kvferry has no protocol {protocol!r}: 'tcp', 'local' or 'auto'")
+    raise ValueError(f"kvferry has no protocol {protocol!r}: 'rdma', 'tcp', 'local' or 'auto'")
+
+
+def rdma_devices(carrier: str, names: str) -> str | None:
+    """The adapters that were named, where what carries transfers uses any."""
+    if names and carrier not in ("rdma", "auto"):
+        logger.info("device_name %r is for RDMA: %s does without", names, carrier)
+        return None
+    return names or None
 
 
 def check_metadata_server(server: str) -> None:

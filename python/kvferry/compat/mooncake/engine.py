@@ -28,6 +28,7 @@ from ._types import (
     check_metadata_server,
     deadline,
     listening,
+    rdma_devices,
     transport,
 )
 
@@ -84,9 +85,12 @@ class TransferEngine:
                 raise ValueError("the engine is initialized already")
             check_metadata_server(metadata_server)
             carrier = transport(protocol)
-            if devices:
-                logger.info("device_name %r is for RDMA: %s does without", devices, carrier)
-            self._engine = Engine(listen=listening(), advertise=advertised(local_hostname), transport=carrier)
+            self._engine = Engine(
+                listen=listening(),
+                advertise=advertised(local_hostname),
+                transport=carrier,
+                rdma_devices=rdma_devices(carrier, devices),
+            )
             return 0
 
         return self._code("initialize", start)
@@ -96,7 +100,8 @@ class TransferEngine:
         return self._engine.port if self._engine is not None else 0
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """Which RDMA devices are used from where, as JSON: none are."""
+        """Which RDMA devices are used from where, as JSON: nothing, since each transfer uses all that can be
+        (`kvctl topology` shows them)."""
         return json.dumps({})
 
     # --- memory ---

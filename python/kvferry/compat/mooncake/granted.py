@@ -19,7 +19,7 @@ import numpy as np
 
 from ..._errors import Error
 from ..._native import Descriptors, Engine, Grant, Peer, Region, RemoteGrant, process_registry
-from ._types import check_metadata_server, transport
+from ._types import check_metadata_server, rdma_devices, transport
 
 __all__ = ["GrantedEngine", "Session", "SessionError", "Written", "ranges"]
 
@@ -94,7 +94,9 @@ class GrantedEngine:
         """Starts the engine on an address of this host. Raises where it cannot do what was asked for."""
         check_metadata_server(metadata_server)
         host = f"[{hostname}]" if ":" in hostname else hostname
-        self._engine = Engine(process_registry(), listen=f"{host}:0", transport=transport(protocol))
+        carrier = transport(protocol)
+        devices = rdma_devices(carrier, device_name)
+        self._engine = Engine(process_registry(), listen=f"{host}:0", transport=carrier, rdma_devices=devices)
         return 0
 
     @property

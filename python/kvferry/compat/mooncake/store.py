@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..._errors import Error, StoreError
+from ..._errors import Error, SettingError, StoreError
 from ..._native import Descriptors, Engine, Lent, Region, Store, process_registry
 from .._memory import Shared
-from ._types import advertised, listening, transport
+from ._types import advertised, listening, rdma_devices, transport
 
 __all__ = ["MooncakeDistributedStore", "ReplicaDescriptor", "ReplicateConfig"]
 
@@ -110,9 +110,12 @@ class MooncakeDistributedStore:
             if self._store is not None:
                 raise ValueError("the store is set up already")
             carrier = transport(protocol)
-            if device_name:
-                raise ValueError(f"device_name is {device_name!r}, and {carrier} uses no device")
-            engine = Engine(listen=listening(), advertise=advertised(local_hostname), transport=carrier)
+            engine = Engine(
+                listen=listening(),
+                advertise=advertised(local_hostname),
+                transport=carrier,
+                rdma_devices=rdma_devices(carrier, device_name),
+            )
             try:
                 store = Store(engine, master_server_address, host=local_hostname, tenant=tenant_id)
                 if global_segment_size:
@@ -350,7 +353,7 @@ class MooncakeDistributedStore:
             return error.mooncake_code
         if isinstance(error, _NotSetUp):
             return _CLOSED
-        return _PARAMETERS if isinstance(error, ValueError) else _ENGINE
+        return _PARAMETERS if isinstance(error, (SettingError, ValueError)) else _ENGINE
 
 
 class _NotSetUp(ValueError):

@@ -119,8 +119,8 @@ class nixl_agent(Introductions):
         """Has transfers carried by it: each name stands for the same engine."""
         if backend not in _BACKENDS:
             raise nixlNotFoundError(
-                f"kvferry has no backend {backend!r}: {' or '.join(_BACKENDS)} (host memory, over TCP or "
-                "between processes of one host)"
+                f"kvferry has no backend {backend!r}: {' or '.join(_BACKENDS)} (host memory, over RDMA, TCP "
+                "or between processes of one host)"
             )
         self.backends.setdefault(backend, len(self.backends) + 1)
 
