@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::inbox::Inbox;
+use crate::metrics::Counts;
 use crate::net::Endpoint;
 use crate::outreach::Outreach;
 use crate::peer::PeerInner;
@@ -66,6 +67,7 @@ pub(crate) struct Core {
     pub(crate) peers: Mutex<BTreeMap<Endpoint, Arc<PeerInner>>>,
     pub(crate) initiators: Initiators,
     pub(crate) inbox: Inbox,
+    pub(crate) counts: Counts,
     /// Where processes of this host meet, or why this one meets none there.
     pub(crate) run_directory: Result<RunDirectory, Arc<str>>,
     /// The RDMA adapters that are used, until shutdown, or why there are none.
@@ -95,6 +97,7 @@ impl Core {
                 settings.session.dead_after + settings.session.ping_interval,
             ),
             inbox: Inbox::new(settings.notifications),
+            counts: Counts::default(),
             settings,
             outreach,
             run_directory,

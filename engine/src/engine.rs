@@ -15,10 +15,12 @@ use crate::builder::EngineBuilder;
 use crate::core::Core;
 use crate::error::Error;
 use crate::inbox::Notification;
+use crate::metrics::{Carriers, Direction, Sample};
 use crate::net::{Endpoint, IntoEndpoint};
 use crate::peer::Peer;
 use crate::registry::{Grant, Registry, Span};
 use crate::time;
+use crate::transports::Transport;
 
 /// How often initiators are looked at.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -173,6 +175,30 @@ impl Engine {
     #[must_use]
     pub fn status(&self) -> EngineStatus {
         self.core.status()
+    }
+
+    /// What it has counted since its start, and what it holds now: every series that there can be, at
+    /// zero too. Transfers are counted by the end that asks for them; those that could not begin are
+    /// not, see [`Peer::count_unbegun`].
+    #[must_use]
+    pub fn metrics(&self) -> Vec<Sample> {
+        self.core.counts.now(&self.status())
+    }
+
+    /// Counts a transfer that a program knows of, and the engine sees as something else: whoever is
+    /// written to is told by its peer, and not by the engine, what one write is. `done` says how many
+    /// bytes it had, unless it failed.
+    pub fn count(&self, direction: Direction, transport: Option<Transport>, done: Option<u64>) {
+        let carriers = transport.map(Carriers::of).unwrap_or_default();
+        self.core.counts.ended(direction, carriers, done);
+    }
+
+    /// The peers that are reached by TCP, though something better is allowed, and why.
+    #[must_use]
+    pub fn fallbacks(&self) -> Vec<(Endpoint, Arc<str>)> {
+        let peers: Vec<_> = self.core.peers.lock().values().cloned().map(Peer).collect();
+        let why = |peer: &Peer| Some((peer.endpoint().clone(), peer.fallback()?));
+        peers.iter().filter_map(why).collect()
     }
 
     /// Ends everything: transfers fail with [`Error::Shutdown`], fenced where the peers answer

@@ -37,6 +37,7 @@
 //! | `outreach` | what a session asks for that takes its time: handshakes, lanes, alarms | none |
 //! | `control` | gRPC between engines, and how lanes come about | sockets |
 //! | [`bootstrap`] | where workers of a prefill deployment register and are found; [`bootstrap::table`] is its state machine | sockets |
+//! | [`metrics`] | what an engine counts, and by which names it is shown | none |
 //! | [`topology`] | which RDMA devices are used, with whom, and why the others are not | none |
 //! | [`size`] | sizes in bytes, as people write and read them | none |
 //! | `simulation` | engines in virtual time, driven by hand (feature `simulation`) | socket pairs |
@@ -68,6 +69,7 @@ mod error;
 mod inbox;
 mod lanes;
 mod loan;
+pub mod metrics;
 mod net;
 mod outreach;
 mod passage;

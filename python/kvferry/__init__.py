@@ -44,6 +44,7 @@ from ._native import (
     Grant,
     Layout,
     Lent,
+    MetricFamily,
     Notification,
     Peer,
     Region,
@@ -59,6 +60,7 @@ from ._native import (
     Transfer,
     __version__,
     log_to_stderr,
+    metric_families,
     process_registry,
     shut_down_all,
 )
@@ -75,6 +77,7 @@ __all__ = [
     "Layout",
     "Lent",
     "MemoryGoneError",
+    "MetricFamily",
     "NotGrantedError",
     "NotSharedError",
     "Notification",
@@ -101,6 +104,7 @@ __all__ = [
     "UnreachableError",
     "__version__",
     "log_to_stderr",
+    "metric_families",
     "process_registry",
     "shut_down_all",
 ]

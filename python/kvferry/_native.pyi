@@ -83,6 +83,24 @@ def process_registry() -> Registry:
 
 def shut_down_all() -> None:
     """Ends every store and every engine of this process. The interpreter does this before it ends."""
+@final
+class MetricFamily:
+    """What engines count under one name, told apart by labels. Counters get Prometheus' `_total`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> Literal["counter", "gauge"]: ...
+    @property
+    def help(self) -> str: ...
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+    @property
+    def series(self) -> list[tuple[str, ...]]:
+        """The values of the labels of all that are there from the start, at zero."""
+
+def metric_families() -> list[MetricFamily]:
+    """All that engines count: `Engine.metrics` has the values."""
 
 def log_to_stderr(filter: str) -> bool:
     """Writes what the engine logs to standard error ("info", "kvferry_engine=debug"). False when
@@ -258,6 +276,22 @@ class Engine:
 
     def next_notification_async(self) -> Pending[Notification]: ...
     def status(self) -> EngineStatus: ...
+    def metrics(self) -> dict[tuple[str, ...], int]:
+        """What it has counted since its start, and holds now: of each series, named by its family
+        (`metric_families`) and the values of its labels, the value."""
+
+    def count(
+        self,
+        direction: Literal["sent", "received"],
+        transport: str | None = None,
+        done: int | None = None,
+    ) -> None:
+        """Counts a transfer that only the program knows as one: what peers have written here, by a
+        protocol of the program's. `done` says how many bytes it had, unless it failed."""
+
+    def fallbacks(self) -> dict[str, str]:
+        """The peers that are reached by another transport than the best that is allowed, and why."""
+
     def shutdown(self, patience: float = 0.5) -> None:
         """Ends everything: transfers fail, fenced where peers answer in time."""
 

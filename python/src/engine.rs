@@ -1,5 +1,6 @@
 //! Engines, what comes to them, and their end.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::raise;
 use crate::grant::PyGrant;
+use crate::metrics;
 use crate::peer::{PyPeer, make_ready};
 use crate::pending::Pending;
 use crate::registry::{PyRegistry, access, shared};
@@ -248,6 +250,30 @@ impl PyEngine {
         fields.set_item("lanes_accepted", status.lanes_accepted)?;
         fields.set_item("refused_requests", status.refused_requests)?;
         Ok(fields.unbind())
+    }
+
+    /// Of each series its value: by the family's name and the values of its labels.
+    fn metrics(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
+        metrics::by_series(py, &self.get(py)?.metrics())
+    }
+
+    #[pyo3(signature = (direction, transport=None, done=None))]
+    fn count(
+        &self,
+        py: Python<'_>,
+        direction: &str,
+        transport: Option<&str>,
+        done: Option<u64>,
+    ) -> PyResult<()> {
+        let (direction, transport) =
+            (metrics::direction(direction)?, metrics::transport(transport)?);
+        self.get(py)?.count(direction, transport, done);
+        Ok(())
+    }
+
+    fn fallbacks(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
+        let fallbacks = self.get(py)?.fallbacks().into_iter();
+        Ok(fallbacks.map(|(peer, why)| (peer.to_string(), why.to_string())).collect())
     }
 
     #[pyo3(signature = (patience=DRAIN_S), text_signature = "($self, patience=0.5)")]

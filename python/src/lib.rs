@@ -11,6 +11,7 @@
 //! | `layout` | `Layout`, `RemoteLayout`, `Blocks`, `RemoteBlocks` |
 //! | `engine` | `Engine`, and the end of all of them when the interpreter ends |
 //! | `peer` | `Peer`, `RemoteRegion`, `RemoteSpan` |
+//! | `metrics` | what engines count |
 //! | `sides` | what may be given as a side of a transfer |
 //! | `transfer` | `Transfer`, `Report` |
 //! | `grant` | `Grant`, `RemoteGrant` |
@@ -31,6 +32,7 @@ mod foreign;
 mod grant;
 mod layout;
 mod lookup;
+mod metrics;
 mod peer;
 mod pending;
 mod post;
@@ -57,6 +59,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<layout::PyRemoteBlocks>()?;
     module.add_class::<engine::PyEngine>()?;
     module.add_class::<engine::PyNotification>()?;
+    module.add_class::<metrics::PyMetricFamily>()?;
     module.add_class::<peer::PyPeer>()?;
     module.add_class::<peer::PyRemoteRegion>()?;
     module.add_class::<peer::PyRemoteSpan>()?;
@@ -75,6 +78,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(bootstrap::bootstrap_query, module)?)?;
     module.add_function(wrap_pyfunction!(registry::process_registry, module)?)?;
     module.add_function(wrap_pyfunction!(engine::shut_down_all, module)?)?;
+    module.add_function(wrap_pyfunction!(metrics::metric_families, module)?)?;
     module.add_function(wrap_pyfunction!(engine::log_to_stderr, module)?)?;
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Remote engines, and what they share.
 
+use kvferry_engine::metrics::Direction;
 use kvferry_engine::{Peer, RemoteRegion, RemoteSpan, Request};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
@@ -23,7 +24,12 @@ struct Options<'a> {
     checksum: bool,
 }
 
-fn submit(py: Python<'_>, request: Request, options: &Options<'_>) -> PyResult<PyTransfer> {
+fn submit(
+    py: Python<'_>,
+    request: Request,
+    options: &Options<'_>,
+    refused: impl FnOnce() + Send,
+) -> PyResult<PyTransfer> {
     let mut request = request.checksum(options.checksum);
     if let Some(bytes) = options.notify {
         request = request.notify(bytes);
@@ -31,7 +37,8 @@ fn submit(py: Python<'_>, request: Request, options: &Options<'_>) -> PyResult<P
     if let Some(deadline) = optional_seconds(options.deadline)? {
         request = request.deadline(deadline);
     }
-    py.detach(|| request.submit()).map(PyTransfer::new).map_err(|error| raise_transfer(py, &error))
+    let submitted = py.detach(|| request.submit().inspect_err(|_| refused()));
+    submitted.map(PyTransfer::new).map_err(|error| raise_transfer(py, &error))
 }
 
 /// Blocks until a peer is connected.
@@ -98,7 +105,9 @@ impl PyPeer {
     ) -> PyResult<PyTransfer> {
         let remote = sides::remote(remote, grant.map(|grant| &grant.get().0))?;
         let request = self.0.write(sides::local(local)?, remote);
-        submit(py, request, &Options { notify, deadline, checksum })
+        submit(py, request, &Options { notify, deadline, checksum }, || {
+            self.0.count_unbegun(Direction::Sent);
+        })
     }
 
     #[pyo3(signature = (remote, local, *, notify=None, deadline=None, checksum=false, grant=None))]
@@ -115,7 +124,9 @@ impl PyPeer {
     ) -> PyResult<PyTransfer> {
         let remote = sides::remote(remote, grant.map(|grant| &grant.get().0))?;
         let request = self.0.read(remote, sides::local(local)?);
-        submit(py, request, &Options { notify, deadline, checksum })
+        submit(py, request, &Options { notify, deadline, checksum }, || {
+            self.0.count_unbegun(Direction::Received);
+        })
     }
 
     #[pyo3(signature = (message, *, deadline=None))]
@@ -126,7 +137,7 @@ impl PyPeer {
         deadline: Option<f64>,
     ) -> PyResult<PyTransfer> {
         let options = Options { notify: None, deadline, checksum: false };
-        submit(py, self.0.notify(message), &options)
+        submit(py, self.0.notify(message), &options, || {})
     }
 
     #[getter]

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use kvferry_engine::metrics::Direction;
 use kvferry_engine::{
     Ended, Error, Incarnation, LocalSpans, Peer, Remote, RemoteGrant, RemoteSpans, Request, Status,
     Tasks, Transfer, TransferError,
@@ -69,6 +70,18 @@ impl Order {
         request
     }
 
+    /// It is over. What never began nobody else has counted.
+    fn over(&self, ended: Ended) -> Stage {
+        let is_unbegun = ended.as_ref().is_err_and(|error| error.transfer.is_none());
+        if is_unbegun && !self.pairs.local.is_empty() {
+            self.peer.count_unbegun(match self.way {
+                Way::Push => Direction::Sent,
+                Way::Pull => Direction::Received,
+            });
+        }
+        Stage::Over(ended)
+    }
+
     fn fail(&self, cause: Error) -> Ended {
         let peer = self.peer.endpoint().clone();
         Err(TransferError { transfer: None, peer, cause, remote: Remote::Untouched })
@@ -121,7 +134,7 @@ impl Post {
         match post.order.request().submit() {
             Ok(transfer) => post.watch(transfer),
             Err(error) if is_behind(&error.cause) || is_unconnected(&error) => post.follow(),
-            Err(error) => post.set(Stage::Over(Err(error))),
+            Err(error) => post.set(post.order.over(Err(error))),
         }
         post
     }
@@ -172,7 +185,7 @@ impl Post {
             if let Stage::Following = *stage {
                 *stage = match post.order.request().submit() {
                     Ok(transfer) => Stage::Moving { transfer: Arc::new(transfer), last: true },
-                    Err(error) => Stage::Over(Err(error)),
+                    Err(error) => post.order.over(Err(error)),
                 };
                 drop(stage);
                 post.changed.notify_all();
@@ -183,7 +196,7 @@ impl Post {
     fn end_following(&self, ended: Ended) {
         let mut stage = self.stage.lock();
         if let Stage::Following = *stage {
-            *stage = Stage::Over(ended);
+            *stage = self.order.over(ended);
             drop(stage);
             self.changed.notify_all();
         }

@@ -25,7 +25,7 @@ pub(crate) struct Offer {
     pub(super) way: Way,
     /// What takes its place while it fails.
     pub(super) spare: Option<Way>,
-    pub(super) incarnation: Incarnation,
+    pub(crate) incarnation: Incarnation,
     pub(crate) max_slice_bytes: u32,
     /// Why no better way was taken.
     pub(crate) why: Why,
@@ -52,6 +52,12 @@ pub(crate) enum Way {
         lanes: Endpoint,
         pairs: Arc<PairChoice>,
     },
+}
+
+impl Why {
+    pub(crate) fn is_any(&self) -> bool {
+        self.not_local.is_some() || self.not_rdma.is_some()
+    }
 }
 
 impl Offer {

@@ -8,6 +8,8 @@ use kvferry_transport::lanes::look_until;
 
 use super::PeerInner;
 use crate::error::Error;
+use crate::metrics::Carriers;
+use crate::transfer::Op;
 use crate::transfer::cargo::Driver;
 
 /// See the [module](self).
@@ -46,6 +48,12 @@ impl Driver for PeerDriver {
             awaited.into_iter().filter_map(|lane| Some(peer.lanes.get(lane)?.lane)).collect();
         if !lanes.is_empty() {
             look_until(&lanes, is_over);
+        }
+    }
+
+    fn count(&self, op: Op, carriers: Carriers, done: Option<u64>) {
+        if let Some(peer) = self.0.upgrade() {
+            peer.core.counts.ended(op.into(), carriers, done);
         }
     }
 

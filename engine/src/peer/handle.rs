@@ -7,6 +7,7 @@ use kvferry_proto::Incarnation;
 
 use super::PeerInner;
 use crate::error::Error;
+use crate::metrics::{Carriers, Direction};
 use crate::net::Endpoint;
 use crate::remote::{RemoteLayout, RemoteRegion};
 use crate::request::{LocalSpans, RemoteSpans, Request};
@@ -109,11 +110,32 @@ impl Peer {
         failure.or_else(|| self.0.offer().and_then(|offer| offer.why.not_rdma))
     }
 
+    /// Why transfers to it go by [`Transport::Tcp`], where something better is allowed.
+    #[must_use]
+    pub fn fallback(&self) -> Option<Arc<str>> {
+        let transport = self.0.transport(self.0.session.lock().means());
+        if transport != Some(Transport::Tcp) {
+            return None;
+        }
+        match (self.not_local(), self.not_rdma()) {
+            (Some(not_local), Some(not_rdma)) => {
+                Some(format!("not local: {not_local}; not by RDMA: {not_rdma}").into())
+            }
+            (not_local, not_rdma) => not_local.or(not_rdma),
+        }
+    }
+
     /// Why foreign memory is not read where it lies, where transfers to it are carried by
     /// [`Transport::Local`]: it goes through the socket then, as files do, and is copied twice.
     #[must_use]
     pub fn not_in_place(&self) -> Option<Arc<str>> {
         self.0.offer().and_then(|offer| offer.not_in_place)
+    }
+
+    /// Counts a transfer with it that could not begin, as one that failed. What begins is counted by the
+    /// engine itself ([`crate::Engine::metrics`]); whoever tries again knows when it was the last time.
+    pub fn count_unbegun(&self, direction: Direction) {
+        self.0.core.counts.ended(direction, Carriers::default(), None);
     }
 
     /// What is under way with it.

@@ -378,6 +378,10 @@ impl PeerInner {
             if let Some(why) = &offer.not_in_place {
                 tracing::info!(%peer, %why, "foreign memory goes through the socket");
             }
+            let is_new = self.incarnation_met() != Some(offer.incarnation);
+            if is_new && best == Transport::Tcp && offer.why.is_any() {
+                self.core.counts.fell_back();
+            }
             *self.offer.lock() = Some(shaken.offer);
             *self.table.write() = shaken.table;
             self.table_changed();
@@ -399,6 +403,11 @@ impl PeerInner {
     pub(crate) fn try_best(self: &Arc<Self>) {
         let moved = self.offer.lock().as_ref().map_or_else(Vec::new, Offer::spread);
         self.event(|session, now| session.try_best(now, &moved));
+    }
+
+    /// Who was there at the last handshake.
+    fn incarnation_met(&self) -> Option<Incarnation> {
+        self.offer.lock().as_ref().map(|offer| offer.incarnation)
     }
 
     pub(crate) fn offer(&self) -> Option<Offer> {

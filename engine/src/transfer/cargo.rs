@@ -17,6 +17,7 @@ use super::{Op, Outcome};
 use crate::completion::{Completion, Report};
 use crate::error::{Remote, TransferError};
 use crate::loan::{Borrowed, Borrowings};
+use crate::metrics::Carriers;
 use crate::net::Endpoint;
 use crate::passage;
 use crate::plan::{Plan, Slice};
@@ -36,6 +37,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Looks for answers to a transfer, on this thread and the lanes that they are to come on, until it
     /// `is_over`; not at all while there is no such lane.
     fn look(&self, transfer: TransferId, is_over: &dyn Fn() -> bool);
+    /// A transfer has ended, as [`Counts::ended`](crate::metrics::Counts::ended).
+    fn count(&self, op: Op, carriers: Carriers, done: Option<u64>);
     /// How long a thread that waits looks before it sleeps.
     fn spin(&self) -> Duration;
 }
@@ -162,7 +165,7 @@ impl Cargo {
 
     /// Something of it goes out by `transport`.
     pub(crate) fn carried_by(&self, transport: Transport) {
-        self.carried_by.fetch_or(bit(transport), Ordering::Relaxed);
+        self.carried_by.fetch_or(Carriers::of(transport).0, Ordering::Relaxed);
     }
 
     /// Some of it is copied by its receiver from where it is.
@@ -170,19 +173,8 @@ impl Cargo {
         self.carried_by.fetch_or(BY_REFERENCE, Ordering::Relaxed);
     }
 
-    fn transports(&self) -> &'static str {
-        let carried = self.carried_by.load(Ordering::Relaxed);
-        let each = [Transport::Tcp, Transport::Local, Transport::Rdma];
-        match each.map(|one| carried & bit(one) != 0) {
-            [true, false, false] => Transport::Tcp.name(),
-            [false, true, false] => Transport::Local.name(),
-            [false, false, true] => Transport::Rdma.name(),
-            [true, true, false] => "local and tcp",
-            [true, false, true] => "rdma and tcp",
-            [false, true, true] => "local and rdma",
-            [true, true, true] => "local, rdma and tcp",
-            [false, false, false] => "none",
-        }
+    fn carriers(&self) -> Carriers {
+        Carriers(self.carried_by.load(Ordering::Relaxed) & !BY_REFERENCE)
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {
@@ -357,7 +349,7 @@ impl Cargo {
                     descriptors: self.plan.descriptors() as u64,
                     slices: self.plan.slices().len() as u64,
                     repeated_slices: repeated,
-                    transport: self.transports(),
+                    transport: self.carriers().name(),
                     by_reference: self.carried_by.load(Ordering::Relaxed) & BY_REFERENCE != 0,
                     elapsed: time::now().saturating_duration_since(self.terms.begun),
                     planning: self.terms.planning,
@@ -372,20 +364,17 @@ impl Cargo {
         };
         self.locals.write().clear();
         self.uses.lock().clear();
+        // A notification that belongs to no data is no transfer of any.
+        if self.plan.pairs() > 0 {
+            let done = ended.as_ref().ok().map(|report| report.bytes);
+            self.driver.count(self.terms.op, self.carriers(), done);
+        }
         self.completion.end(ended);
     }
 }
 
 /// Beside the bits of transports.
 const BY_REFERENCE: u8 = 128;
-
-fn bit(transport: Transport) -> u8 {
-    match transport {
-        Transport::Tcp => 1,
-        Transport::Local => 2,
-        Transport::Rdma => 4,
-    }
-}
 
 impl Holder for Cargo {
     fn transfer(&self) -> TransferId {
