@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kvferry import bootstrap
 from kvferry._native import Descriptors
+from kvferry.compat.mooncake.bootstrap import MooncakeBootstrapServer
 
 ADDRESS = "127.0.0.1:0"
 
@@ -45,6 +46,10 @@ def test_a_worker_registers_and_is_found() -> None:
                 "incarnation": {"0": {"0": 4}, "1": {"0": 5}},
             }
         }
+        (listed,) = bootstrap.listing(url)
+        assert listed.engine_id == "prefill"
+        assert listed.workers == {0: {0: "tcp://127.0.0.1:7000"}, 1: {0: "tcp://127.0.0.1:7001"}}
+        assert listed.incarnations == {"tcp://127.0.0.1:7000": 4, "tcp://127.0.0.1:7001": 5}
         registration.release()
         with pytest.raises(ValueError, match="released"):
             registration.wait(1.0)
@@ -53,6 +58,18 @@ def test_a_worker_registers_and_is_found() -> None:
 def test_a_server_whose_port_is_taken_does_not_start() -> None:
     with bootstrap.Server(ADDRESS) as server, pytest.raises(kvferry.Error, match=str(server.port)):
         bootstrap.Server(f"127.0.0.1:{server.port}")
+
+
+def test_a_server_by_mooncakes_name_raises_where_its_port_is_taken_and_ends_twice() -> None:
+    first = MooncakeBootstrapServer("127.0.0.1", 0)
+    first.shutdown()
+    first.start()
+    second = MooncakeBootstrapServer("127.0.0.1", first.port)
+    with pytest.raises(kvferry.Error, match=str(first.port)):
+        second.start()
+    second.shutdown()
+    first.shutdown()
+    first.shutdown()
 
 
 def test_ranges_are_written_under_a_grant_that_is_known_by_its_name() -> None:

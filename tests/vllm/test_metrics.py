@@ -6,11 +6,14 @@ from typing import Any
 
 import prometheus_client
 import pytest
-from kvferry.vllm.metrics import KvferryMetrics, MooncakeStats
+from kvferry.vllm import metrics as ours
+from kvferry.vllm.metrics import KEY, MooncakeStats, StoreStats
 from kvferry.vllm.mooncake import MooncakeConnector
-from kvferry.vllm.nixl_metrics import NixlStats
+from kvferry.vllm.nixl import NixlStats
+from kvferry.vllm.store import MooncakeStoreConnector
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.stats import MooncakeKVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.metrics import MooncakeStoreConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats, NixlPromMetrics
 from workers import config
@@ -25,7 +28,7 @@ def child(name: str) -> dict[str, Any]:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> prometheus_client.CollectorRegistry:
     """A registry of this test's own."""
-    monkeypatch.setattr(KvferryMetrics, "_made", {})
+    monkeypatch.setattr(ours, "_shown", {})
     return prometheus_client.CollectorRegistry()
 
 
@@ -49,6 +52,12 @@ def samples(registry: prometheus_client.CollectorRegistry) -> dict[str, float]:
     return sums
 
 
+def counted(stats: Any, *changes: list[Any]) -> Any:
+    """Statistics beside which an engine has counted this."""
+    stats.count(list(changes))
+    return stats
+
+
 def test_every_metric_of_mooncakes_connector_is_there_at_zero(registry: Any) -> None:
     build(MooncakeConnector, config("MooncakeConnector", "kv_both"), registry)
     found = samples(registry)
@@ -66,15 +75,19 @@ def test_what_workers_record_is_counted(registry: Any) -> None:
     assert stats.is_empty()
     stats.record_transfer(0.5, 4096, 7)
     stats.record_failed_recv()
-    stats.record("kvferry_transfers", ["sent", "tcp", "done", 4096])
-    stats.record("kvferry_transfers", ["sent", "tcp", "failed", 4096])
-    stats.record("kvferry_lanes", [3, 1])
-    stats.record("kvferry_fallbacks", "10.0.0.1:7001")
-    taken = stats.clone_and_reset()
-    assert stats.is_empty() and not taken.is_empty()
-    metrics.observe(
-        MooncakeConnector.build_kv_connector_stats(taken.to_dict()).aggregate(MooncakeStats()).to_dict()
+    counted(
+        stats,
+        ["kvferry_transfers", "sent", "tcp", "done", 1],
+        ["kvferry_transfers", "sent", "tcp", "failed", 1],
+        ["kvferry_transferred_bytes", "sent", "tcp", 4096],
+        ["kvferry_lanes", "us", 4],
+        ["kvferry_lanes", "peer", 1],
+        ["kvferry_fallbacks", 1],
     )
+    # Of another rank, and later.
+    other = counted(MooncakeStats(), ["kvferry_lanes", "us", 2])
+    metrics.observe(MooncakeConnector.build_kv_connector_stats(stats.to_dict()).aggregate(other).to_dict())
+    metrics.observe(counted(MooncakeStats(), ["kvferry_lanes", "us", -3]).to_dict())
     found = samples(registry)
     assert found["vllm:mooncake_xfer_time_seconds_sum"] == 0.5
     assert found["vllm:mooncake_num_failed_recvs_total"] == 1
@@ -85,13 +98,19 @@ def test_what_workers_record_is_counted(registry: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [(MooncakeStats, MooncakeKVConnectorStats), (NixlStats, NixlKVConnectorStats)]
+    ("mine", "theirs"),
+    [
+        (MooncakeStats, MooncakeKVConnectorStats),
+        (NixlStats, NixlKVConnectorStats),
+        (StoreStats, MooncakeStoreConnectorStats),
+    ],
 )
-def test_vllms_classes_read_our_statistics(ours: Any, theirs: Any) -> None:
-    stats = ours()
-    stats.record("kvferry_lanes", [1, 1])
+def test_vllms_classes_read_our_statistics(mine: Any, theirs: Any) -> None:
+    stats = counted(mine(), ["kvferry_lanes", "us", 1])
     read = theirs(data=stats.to_dict())
-    assert read.aggregate(theirs(data=stats.to_dict())).reduce()["Num successful transfers"] == 0
+    assert read.aggregate(theirs(data=stats.to_dict())).reduce().get("Num successful transfers", 0) == 0
+    # In our own class's summary, for the log, there is nothing of ours.
+    assert not any(name.startswith(KEY) for name in stats.reduce())
 
 
 def test_vllms_metrics_take_our_statistics(registry: Any) -> None:
@@ -104,19 +123,34 @@ def test_vllms_metrics_take_our_statistics(registry: Any) -> None:
         registry,
     )
     stats = NixlStats()
-    stats.record("kvferry_lanes", [1, 1])
+    counted(stats, ["kvferry_lanes", "us", 1])
     stats.record_kv_expired_req()
     metrics.observe(stats.to_dict())
     assert samples(registry)["vllm:nixl_num_kv_expired_reqs_total"] == 1
 
 
 def test_connectors_side_by_side_share_what_is_kvferrys(registry: Any) -> None:
-    settings = config(
-        "MultiConnector", "kv_both", connectors=[child("MooncakeConnector"), child("NixlConnector")]
-    )
+    names = ("MooncakeConnector", "NixlConnector", "MooncakeStoreConnector")
+    settings = config("MultiConnector", "kv_both", connectors=[child(name) for name in names])
     metrics = build(MultiConnector, settings, registry)
-    mooncake, nixl = MooncakeStats(), NixlStats()
-    for stats in (mooncake, nixl):
-        stats.record("kvferry_transfers", ["received", "local", "done", 10])
-    metrics.observe({"MooncakeConnector": mooncake.to_dict(), "NixlConnector": nixl.to_dict()})
-    assert samples(registry)["kvferry_transferred_bytes_total"] == 20
+    change = ["kvferry_transferred_bytes", "received", "local", 10]
+    each = [counted(stats, change) for stats in (MooncakeStats(), NixlStats(), StoreStats())]
+    metrics.observe({name: stats.to_dict() for name, stats in zip(names, each, strict=True)})
+    assert samples(registry)["kvferry_transferred_bytes_total"] == 30
+    # vLLM looks their classes up by name, and may find its own.
+    assert MultiConnector.build_kv_connector_stats(
+        {name: stats.to_dict() for name, stats in zip(names, each, strict=True)}
+    ).reduce()
+
+
+def test_a_store_connector_shows_what_its_operations_took_and_what_its_engine_counted(registry: Any) -> None:
+    metrics = build(MooncakeStoreConnector, config("MooncakeStoreConnector", "kv_both"), registry)
+    assert samples(registry)["kvferry_transfers_total"] == 0
+    stats = counted(StoreStats(), ["kvferry_transfers", "sent", "tcp", "done", 2])
+    stats.record_operation("save_put", 0.5, 7, num_bytes=10)
+    read = MooncakeStoreConnector.build_kv_connector_stats(stats.to_dict())
+    assert read.reduce()["save_put_total_keys"] == 7
+    metrics.observe(read.to_dict())
+    found = samples(registry)
+    assert found["vllm:mooncake_store_operation_keys_total"] == 7
+    assert found["kvferry_transfers_total"] == 2

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from kvferry.vllm import nixl
+from kvferry.compat.nixl import granted
 from kvferry.vllm.in_tree_nixl import PUSH_REG_NOTIF_PREFIX
 from kvferry.vllm.in_tree_nixl import connector as in_tree
 from kvferry.vllm.nixl import NixlPullConnector, NixlPushConnector
@@ -180,7 +180,7 @@ class PushPair:
     def register(self) -> None:
         """The decode instance asks for block 7, and has granted it."""
         self.ask()
-        until("the push is granted", 10, lambda: self.decode.worker._granted)
+        until("the push is granted", 10, lambda: len(self.decode.worker.nixl_wrapper.grants))
 
     def ask(self) -> None:
         """The decode instance asks for block 7."""
@@ -222,7 +222,7 @@ def test_a_push_to_several_ranks_begins_when_each_has_granted_its_blocks(
             lambda worker, request, blocks, data: started.append(data["kvferry_grants"]),
         )
         worker._push_finished_blocks["x-aaaaaaaa"] = ([3],)
-        peer = worker.nixl_wrapper._engine.incarnation
+        peer = worker.nixl_wrapper.engine.incarnation
 
         def registered(owner: int, grant: int) -> None:
             data = {"request_id": "x-bbbbbbbb", "decode_tp_size": 2}
@@ -234,23 +234,23 @@ def test_a_push_to_several_ranks_begins_when_each_has_granted_its_blocks(
         assert not started
         registered(18, 2)
         assert [grants[f"{owner:x}.{peer:x}"] for grants in started for owner in (17, 18)] == [1, 2]
-        assert not worker._leaves
+        assert not worker.nixl_wrapper._gathered
     finally:
         pair.close()
 
 
 def test_registrations_that_stay_incomplete_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl, "REGISTERED", 2)
+    monkeypatch.setattr(granted, "GATHERED", 2)
     pair = PushPair(monkeypatch, timeout=60)
     try:
         worker = pair.prefill.worker
         for number in range(5):
             data = {"request_id": f"x-{number}", "decode_tp_size": 1, "kvferry_grants": {}}
             worker._handle_push_reg_notif(PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(data))
-        assert list(worker._leaves) == ["x-3", "x-4"]
+        assert list(worker.nixl_wrapper._gathered) == ["x-3", "x-4"]
         for nonsense in (b"\xc1", msgspec.msgpack.encode({"request_id": "x", "decode_tp_size": 1})):
             worker._handle_push_reg_notif(PUSH_REG_NOTIF_PREFIX + nonsense)
-        assert list(worker._leaves) == ["x-3", "x-4"]
+        assert list(worker.nixl_wrapper._gathered) == ["x-3", "x-4"]
     finally:
         pair.close()
 
@@ -280,7 +280,7 @@ def test_a_push_lands_in_the_blocks_that_were_granted_for_it(monkeypatch: pytest
         assert ended == {"x-bbbbbbbb"}
         assert torch.equal(pair.decode.blocks([7]), pair.prefill.blocks([3]))
         assert torch.equal(pair.decode.blocks(others), before)
-        assert pair.decode.worker._granted == {}
+        assert len(pair.decode.worker.nixl_wrapper.grants) == 0
         until("the prefill instance is done", 10, lambda: pair.prefill.results().finished_sending)
     finally:
         pair.close()
@@ -294,7 +294,7 @@ def test_a_push_that_does_not_come_in_time_fails_and_cannot_come_later(
         pair.register()
         assert until("the request fails", 10, lambda: pair.step().failed_recving) == {"x-bbbbbbbb"}
         assert pair.decode.worker.get_block_ids_with_load_errors() == {7}
-        assert pair.decode.worker._granted == {}
+        assert len(pair.decode.worker.nixl_wrapper.grants) == 0
         before = pair.decode.blocks([7])
         pair.finish()
 

@@ -63,6 +63,10 @@ class Pool:
     first: Server
     second: Server
 
+    def moved(self, server: Server, direction: str) -> float:
+        """How many bytes a server's transfers with the pool had."""
+        return server.metric("kvferry_transferred_bytes_total", direction=direction, transport="tcp")
+
     def loaded(self) -> float:
         """How many tokens the second instance has had from the pool."""
         return self.second.metric("vllm:external_prefix_cache_hits_total")
@@ -113,12 +117,16 @@ def test_what_one_instance_has_computed_another_loads(pool: Pool) -> None:
     # By another salt of its own, it finds nothing in the pool.
     expected = complete(pool.second.url, text).tokens
     assert pool.loaded() == 0
+    assert pool.moved(pool.second, "received") == 0, "it is there from the start"
     compute(pool, text, "shared")
     got = complete(pool.second.url, text, cache_salt="shared")
     assert got.status == 200, got.body
     assert got.tokens == expected
     until("what was loaded is counted", 10, lambda: pool.loaded() == BLOCKS * 32)
     pool.second.counts(BLOCKS, "vllm:mooncake_store_operation_keys_total", operation="load_get", status="ok")
+    # Where the blocks are is the master's choice; what is read and written is the same.
+    assert pool.moved(pool.second, "received") == pool.moved(pool.first, "sent") > 0
+    assert pool.second.metric("kvferry_transfers_total", outcome="failed") == 0
     until("all blocks are free", 10, lambda: pool.first.idle() and pool.second.idle())
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import kvferry.vllm
+import kvferry_plugin
 import pytest
 import vllm
-from kvferry.vllm import mooncake, nixl, plugin, seal, store, versions
+from kvferry.vllm import mooncake, nixl, seal, store, versions
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -63,8 +64,8 @@ def test_own_names_are_registered_and_vllms_left_alone(
     registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KVFERRY_REPLACE", raising=False)
-    plugin.register()
-    plugin.register()
+    kvferry_plugin.register()
+    kvferry_plugin.register()
     assert registry["KvferryMooncakeConnector"]() is mooncake.KvferryMooncakeConnector
     assert registry["KvferryMooncakeStoreConnector"]() is store.KvferryMooncakeStoreConnector
     assert registry["KvferryNixlPullConnector"]() is nixl.KvferryNixlPullConnector
@@ -76,8 +77,8 @@ def test_replacing_puts_ours_behind_vllms_names(
     registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVFERRY_REPLACE", "1")
-    plugin.register()
-    plugin.register()
+    kvferry_plugin.register()
+    kvferry_plugin.register()
     assert registry["MooncakeConnector"]() is mooncake.MooncakeConnector
     assert registry["MooncakeStoreConnector"]() is store.MooncakeStoreConnector
     assert registry["NixlConnector"]() is nixl.NixlConnector
@@ -89,7 +90,7 @@ def test_a_value_of_kvferry_replace_that_may_mean_anything_is_an_error(
 ) -> None:
     monkeypatch.setenv("KVFERRY_REPLACE", "yes")
     with pytest.raises(ValueError, match="set it to 1"):
-        plugin.register()
+        kvferry_plugin.register()
 
 
 def test_another_vllm_is_an_error_where_kvferry_is_asked_for_and_nothing_where_it_is_only_there(
@@ -97,10 +98,10 @@ def test_another_vllm_is_an_error_where_kvferry_is_asked_for_and_nothing_where_i
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", "0.33.1")
     before = dict(registry)
-    plugin.register()
+    kvferry_plugin.register()
     assert registry == before
     monkeypatch.setenv("KVFERRY_REPLACE", "1")
-    for asked in (plugin.register, lambda: kvferry.vllm.MooncakeConnector):
+    for asked in (kvferry_plugin.register, lambda: kvferry.vllm.MooncakeConnector):
         with pytest.raises(versions.UnsupportedVersionError, match=r"0\.33\.1.*install vllm"):
             asked()
 

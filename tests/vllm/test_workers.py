@@ -11,9 +11,11 @@ import msgspec
 import pytest
 import torch
 import zmq
+from kvferry.bootstrap import Listed
+from kvferry.compat.mooncake.bootstrap import MooncakeBootstrapServer
 from kvferry.compat.mooncake.granted import GrantedEngine, Session
 from kvferry.vllm import layouts
-from kvferry.vllm.mooncake import BootstrapServer, MooncakeConnector
+from kvferry.vllm.mooncake import MooncakeConnector
 from servers import HOST, free_port, until
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as in_tree
 from workers import Instance, config
@@ -102,26 +104,41 @@ def test_a_pull_brings_the_blocks_and_nothing_else(pair: Pair) -> None:
     assert kvferry.process_registry().grant_count == 0
 
 
+def changes(stats: Any) -> list[Any]:
+    """What engines have counted."""
+    return [change for entry in stats.data["kvferry"] for change in entry["changes"]]
+
+
+def transfers(stats: Any) -> list[Any]:
+    """Of that, transfers."""
+    return [series for name, *series in changes(stats) if name == "kvferry_transfers"]
+
+
 def test_both_ends_count_a_transfer(pair: Pair) -> None:
     pair.schedule("x")
     pair.finish("x", [3])
     pair.pull("x", [7])
     pair.received()
-    sent = pair.prefill.connector.get_kv_connector_stats().data
-    received = pair.decode.connector.get_kv_connector_stats().data
+    sent = pair.prefill.connector.get_kv_connector_stats()
+    received = pair.decode.connector.get_kv_connector_stats()
     size = pair.decode.blocks([7]).nbytes
-    assert sent["kvferry_transfers"] == [["sent", "tcp", "done", size]]
-    assert received["kvferry_transfers"] == [["received", "tcp", "done", size]]
-    assert sent["bytes_transferred"] == [size]
+    assert transfers(sent) == [["sent", "tcp", "done", 1]]
+    assert ["kvferry_transferred_bytes", "sent", "tcp", size] in changes(sent)
+    assert transfers(received) == [["received", "tcp", "done", 1]]
+    assert ["kvferry_transferred_bytes", "received", "tcp", size] in changes(received)
+    assert sent.data["bytes_transferred"] == [size]
+    # Once.
+    later = pair.decode.connector.get_kv_connector_stats()
+    assert later is None or transfers(later) == []
 
 
 def test_a_request_whose_blocks_do_not_come_is_counted_once(pair: Pair) -> None:
     pair.drop("unknown")
     pair.pull("unknown", [1])
     pair.received()
-    stats = pair.decode.connector.get_kv_connector_stats().data
-    assert stats["kvferry_transfers"] == [["received", "none", "failed", 0]]
-    assert stats["num_failed_recvs"] == [1]
+    stats = pair.decode.connector.get_kv_connector_stats()
+    assert transfers(stats) == [["received", "none", "failed", 1]]
+    assert stats.data["num_failed_recvs"] == [1]
 
 
 def tables(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -169,7 +186,7 @@ def test_a_table_of_layers_that_was_forgotten_is_sent_again(
 
 def test_tables_of_layers_are_not_kept_for_ever(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "KNOWN", 2)
-    decoder, encoder = layouts.PullDecoder(), msgspec.msgpack.Encoder()
+    decoder, encoder = layouts.PullCodec(), msgspec.msgpack.Encoder()
 
     def decode(name: str, bases: list[int]) -> list[int]:
         pull = in_tree.MooncakeXferMetadata(f"{HOST}#1.2.{name}", 1, 1, 0, {}, bases, bases, bases)
@@ -197,14 +214,14 @@ def test_a_prefill_worker_frees_the_blocks_of_a_failed_write_at_once(pair: Pair)
     assert pair.received() == {"d-x"}
     assert pair.failed_blocks() == {7}
     assert pair.sent() == {"p-x"}
-    events = pair.prefill.connector.get_kv_connector_stats().data["kvferry_transfers"]
-    assert [outcome for _, _, outcome, _ in events] == ["failed"]
+    counted = transfers(pair.prefill.connector.get_kv_connector_stats())
+    assert [(outcome, count) for _, _, outcome, count in counted] == [("failed", 1)]
 
 
 def test_a_request_that_the_prefill_instance_drops_fails_at_once_where_it_is_waited_for(pair: Pair) -> None:
     pair.schedule("x")
     pair.pull("x", [7])
-    until("the pull waits", 10, lambda: pair.decode.worker._grants)
+    until("the pull waits", 10, lambda: len(pair.decode.worker.engine.grants))
     pair.drop("x")
     assert pair.received() == {"d-x"}
     assert pair.failed_blocks() == {7}
@@ -237,8 +254,8 @@ def test_blocks_that_nobody_will_come_for_are_freed_when_they_are_ready(pair: Pa
 def test_nobody_can_write_blocks_any_more_when_their_pull_is_reported_as_failed(pair: Pair) -> None:
     pair.schedule("x")
     pair.pull("x", [7])
-    (grants,) = until("the pull waits", 10, lambda: list(pair.decode.worker._grants.values()))
     worker = pair.decode.worker
+    grants = until("the pull waits", 10, lambda: worker.engine.grants.held_for("d-x"))
     session = f"{HOST}{Session.mark(worker.engine.engine.incarnation, grants[0].id)}:{worker.rpc_port}"
     source = pair.prefill.worker.kv_caches_base_addr[0] + 3 * pair.prefill.worker.block_len_per_layer[0]
     target = worker.kv_caches_base_addr[0] + 7 * worker.block_len_per_layer[0]
@@ -276,7 +293,7 @@ def test_a_prefill_worker_that_started_again_is_found(pair: Pair) -> None:
 def test_a_pull_fails_soon_after_its_prefill_worker_has_gone(pair: Pair) -> None:
     pair.schedule("x")
     pair.pull("x", [7])
-    until("the pull waits", 10, lambda: pair.decode.worker._grants)
+    until("the pull waits", 10, lambda: len(pair.decode.worker.engine.grants))
     pair.prefill.close()
     assert pair.received() == {"d-x"}
     assert pair.failed_blocks() == {7}
@@ -300,8 +317,7 @@ class FakePrefill:
 
 def test_a_request_that_the_last_answer_does_not_name_has_failed(pair: Pair) -> None:
     fake = FakePrefill(lambda: in_tree.MooncakeXferResponse(in_tree.MooncakeXferResponseStatus.FINISH))
-    entry = {"engine_id": "fake", "worker_addr": {"0": {"0": fake.address}}, "incarnation": {"0": {"0": 1}}}
-    pair.decode.worker._learn(entry)
+    pair.decode.worker._learn(Listed("fake", {0: {0: fake.address}}, {fake.address: 1}))
     pair.pull("x", [7], engine="fake")
     assert pair.received() == {"d-x"}
     assert pair.failed_blocks() == {7}
@@ -309,12 +325,8 @@ def test_a_request_that_the_last_answer_does_not_name_has_failed(pair: Pair) -> 
 
 def test_requests_fail_whatever_goes_wrong_with_what_they_name(pair: Pair) -> None:
     fake = FakePrefill(lambda: in_tree.MooncakeXferResponse(in_tree.MooncakeXferResponseStatus.FINISH))
-    entry = {
-        "engine_id": "fake",
-        "worker_addr": {"0": {"0": fake.address}},
-        "incarnation": {"0": {"0": "none"}},
-    }
-    pair.decode.worker._learn(entry)
+    no_number: Any = "none"
+    pair.decode.worker._learn(Listed("fake", {0: {0: fake.address}}, {fake.address: no_number}))
     pair.pull("x", [7], engine="fake")
     assert pair.received() == {"d-x"}
     # No address of a bootstrap server: nor may it keep the next from asking.
@@ -330,15 +342,6 @@ def test_a_request_whose_bootstrap_server_is_away_fails_in_seconds(pair: Pair) -
     assert pair.failed_blocks() == {7}
 
 
-def test_a_notification_that_names_no_grant_is_ignored(pair: Pair) -> None:
-    with kvferry.Engine(listen=f"{HOST}:0") as stranger:
-        engine = pair.decode.worker.engine
-        peer = stranger.connect(engine.engine.address)
-        for message in (b"\xff stray", b"stray", b"7 tcp"):
-            peer.notify(message).wait()
-        assert until("they are there", 10, engine.arrivals) == {7: "tcp"}
-
-
 def test_a_cache_that_is_not_in_host_memory_is_refused(pair: Pair) -> None:
     with pytest.raises(ValueError, match=r"a layer is on meta.*host memory only"):
         pair.decode.worker.register_kv_caches({"a layer": torch.empty(1, device="meta")})
@@ -346,7 +349,7 @@ def test_a_cache_that_is_not_in_host_memory_is_refused(pair: Pair) -> None:
 
 def test_a_prefill_worker_of_vllms_own_is_refused(pair: Pair) -> None:
     fake = FakePrefill(lambda: in_tree.MooncakeXferResponse(in_tree.MooncakeXferResponseStatus.FINISH))
-    pair.decode.worker._learn({"engine_id": "fake", "worker_addr": {"0": {"0": fake.address}}})
+    pair.decode.worker._learn(Listed("fake", {0: {0: fake.address}}))
     pair.pull("x", [7], engine="fake")
     assert pair.received() == {"d-x"}
     assert pair.failed_blocks() == {7}
@@ -360,7 +363,7 @@ def test_a_prefill_worker_of_vllms_own_is_refused(pair: Pair) -> None:
 
 def test_vllms_modules_are_as_they_were(pair: Pair) -> None:
     assert in_tree.TransferEngine is not GrantedEngine
-    assert in_tree.MooncakeBootstrapServer is not BootstrapServer
+    assert in_tree.MooncakeBootstrapServer is not MooncakeBootstrapServer
     assert in_tree.MooncakeConnectorWorker.__module__ == in_tree.__name__
 
 
@@ -380,20 +383,3 @@ def test_what_cannot_be_done_is_refused_at_start(
     monkeypatch.setenv("VLLM_HOST_IP", host)
     with pytest.raises(ValueError, match=complaint):
         Instance(MooncakeConnector, config("MooncakeConnector", "kv_consumer", **settings), 0.0)
-
-
-def test_a_bootstrap_server_raises_where_its_port_is_taken_and_ends_twice() -> None:
-    first = BootstrapServer(HOST, 0)
-    first.shutdown()
-    first.start()
-    second = BootstrapServer(HOST, first.port)
-    with pytest.raises(kvferry.Error, match=str(first.port)):
-        second.start()
-    second.shutdown()
-    first.shutdown()
-    first.shutdown()
-
-
-def test_a_session_names_a_host_of_any_kind() -> None:
-    assert Session.parse(f"10.1.2.3{Session.mark(17, 255)}:7001") == Session("10.1.2.3:7001", 17, 255)
-    assert Session.parse(f"fd00::1{Session.mark(1, 2)}:7001") == Session("[fd00::1]:7001", 1, 2)

@@ -11,19 +11,17 @@ NIXL's, and what goes wrong there is put right by overriding. Three ways in, see
 ============ ============================================================================
 module       what stands there
 ============ ============================================================================
-plugin       names in vLLM's registry, and what KVFERRY_REPLACE does to it
+plugin       names in vLLM's registry
 versions     which vLLM this was made for
 standin      names of vLLM's modules that stand for ours while its constructors run
 limits       what is refused, as a server starts
 seal         metadata that only workers of ours take from schedulers of ours
 mooncake     MooncakeConnector: both ends of a push
-layouts      the tables of layers in pulls, sent once
-pulls        what a decode worker knows of its open pulls, and of the prefill workers
+layouts      pulls, and the tables of layers in them, sent once
 store        MooncakeStoreConnector: blocks in a pool
 nixl         NixlConnector, NixlPullConnector, NixlPushConnector
 in_tree_nixl vLLM's NIXL connector, imported without NIXL
-metrics      statistics and Prometheus metrics, and MooncakeConnector's
-nixl_metrics those of the NIXL connectors
+metrics      statistics and Prometheus metrics
 ============ ============================================================================
 """
 
@@ -33,21 +31,23 @@ import importlib
 from typing import Any
 
 # Imported when they are asked for: vLLM looks one name up in this module, in processes that need no other.
+_MODULES = {
+    "mooncake": ("MooncakeConnector", "KvferryMooncakeConnector"),
+    "store": ("MooncakeStoreConnector", "KvferryMooncakeStoreConnector"),
+    "nixl": (
+        *("NixlConnector", "NixlPullConnector", "NixlPushConnector"),
+        *("KvferryNixlPullConnector", "KvferryNixlPushConnector"),
+    ),
+}
+CONNECTORS = {name: f"kvferry.vllm.{module}" for module, names in _MODULES.items() for name in names}
+"""By their names: vLLM's, and ours."""
 _HOMES = {
-    "MooncakeConnector": "kvferry.vllm.mooncake",
-    "KvferryMooncakeConnector": "kvferry.vllm.mooncake",
-    "MooncakeStoreConnector": "kvferry.vllm.store",
-    "KvferryMooncakeStoreConnector": "kvferry.vllm.store",
-    "NixlConnector": "kvferry.vllm.nixl",
-    "NixlPullConnector": "kvferry.vllm.nixl",
-    "NixlPushConnector": "kvferry.vllm.nixl",
-    "KvferryNixlPullConnector": "kvferry.vllm.nixl",
-    "KvferryNixlPushConnector": "kvferry.vllm.nixl",
+    **CONNECTORS,
     # With a module path at top level, this is where vLLM looks for it.
     "MultiConnector": "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = ["CONNECTORS", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:

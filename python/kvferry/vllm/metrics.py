@@ -1,8 +1,8 @@
 """Statistics that workers hand to vLLM, and the Prometheus metrics made of them.
 
 The in-tree statistics keep their keys and types, so that an in-tree class can read ours: a `MultiConnector`
-looks the class up by its name, which may find the in-tree one. Keys of ours come beside them, lists like
-theirs, one entry an event.
+looks the class up by its name, which may find the in-tree one. What kvferry's engines have counted comes
+beside them, under a key of its own: what has changed since the last time.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -10,35 +10,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter as Counts
-from collections.abc import Iterable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.stats import MooncakeKVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import metrics as in_tree_store
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-if TYPE_CHECKING:
-    from kvferry import Engine, Peer
+from kvferry.metrics import Changes, Prometheus
 
 logger = logging.getLogger("vllm.kvferry")
 
-TRANSPORTS = ("local", "tcp")
-"""What may carry a transfer."""
-UNREACHED = "none"
-"""What carried a transfer whose peer was not reached, or not any more."""
-DIRECTIONS = ("sent", "received")
-"""Whether blocks of this process were sent, or blocks have arrived here."""
-OUTCOMES = ("done", "failed")
+KEY = "kvferry"
+"""Key of what has changed: of each interval one entry with a list of `[name, *labels, change]`."""
 
-TRANSFERS = "kvferry_transfers"
-"""Key of events ``[direction, transport, outcome, bytes]``."""
-LANES = "kvferry_lanes"
-"""Key of events ``[opened, accepted]``: how many connections there are now."""
-FALLBACKS = "kvferry_fallbacks"
-"""Key of events ``address``: a peer is reached by TCP, though the local transport was allowed."""
-KEYS = (TRANSFERS, LANES, FALLBACKS)
+_ENTRY = {"duration_seconds": 0.0, "num_keys": 0, "num_bytes": 0, "num_failed_keys": 0, "status": "ok"}
+"""What an entry has beside that: the store connector's own class takes each for an operation."""
 
 
 class StatsBeside:
@@ -48,197 +36,142 @@ class StatsBeside:
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]
-        self.data.update({key: [] for key in KEYS})
+        self.data[KEY] = []
 
-    def record(self, key: str, event: Any) -> None:
-        """Notes an event of ours. vLLM's class has a lock where its connector records on several threads."""
-        with vars(self).get("_lock") or nullcontext():
-            self.data[key].append(event)
+    def count(self, changes: list[Any]) -> None:
+        """What an engine has counted, as `Changes.since` has it."""
+        self.data[KEY].append({**_ENTRY, "changes": changes})
 
     def is_empty(self) -> bool:
-        return super().is_empty() and not any(self.data.get(key) for key in KEYS)  # type: ignore[misc]
+        return not any(self.data.values())
 
     def aggregate(self, other: Any) -> Any:
         for key in other.data:
             self.data.setdefault(key, [])
         return super().aggregate(other)  # type: ignore[misc]
 
+    def reduce(self) -> dict[str, Any]:
+        reduced: dict[str, Any] = super().reduce()  # type: ignore[misc]
+        return {name: value for name, value in reduced.items() if not name.startswith(KEY)}
+
 
 class MooncakeStats(StatsBeside, MooncakeKVConnectorStats):
     """Statistics of the Mooncake connector."""
 
-    def clone_and_reset(self) -> MooncakeStats:
-        return MooncakeStats(data=dict(super().clone_and_reset().data))
+
+class StoreStats(StatsBeside, in_tree_store.MooncakeStoreConnectorStats):
+    """Statistics of the store connector."""
 
 
-class Changes:
-    """An engine's lanes and fallbacks, recorded when they change."""
+class CountedWorker:
+    """A worker with an engine of ours. To be named before vLLM's worker among the bases."""
 
-    def __init__(self) -> None:
-        self._lanes = [0, 0]
-        self._fallbacks: set[str] = set()
+    stats_class: ClassVar[Any]
+    counts: Changes
+    """What its engine counts: set once there is an engine."""
 
-    def record(self, stats: Any, engine: Engine, peers: Iterable[Peer]) -> None:
-        """Looks at them now."""
-        status = engine.status()
-        lanes = [status["lanes_opened"], status["lanes_accepted"]]
-        if lanes != self._lanes:
-            stats.record(LANES, lanes)
-            self._lanes = lanes
-        for peer in peers:
-            if peer.address not in self._fallbacks and (reason := peer.not_local) is not None:
-                logger.warning("transfers to %s go over TCP: %s", peer.address, reason)
-                stats.record(FALLBACKS, peer.address)
-                self._fallbacks.add(peer.address)
+    def get_kv_connector_stats(self) -> Any:
+        """Statistics since the last call; None where nothing changed."""
+        stats = self.stats_class()
+        if (theirs := super().get_kv_connector_stats()) is not None:  # type: ignore[misc]
+            stats.aggregate(theirs)
+        if changes := self.counts.since():
+            stats.count(changes)
+            if any(name == "kvferry_fallbacks" for name, *_ in changes):
+                logger.warning("not by the best transport: %s", self.counts.engine.fallbacks())
+        return None if stats.is_empty() else stats
 
 
-class KvferryMetrics:
-    """`kvferry_*`: what carried transfers, over how many lanes, and where another transport than wanted did.
+class CountedConnector:
+    """A connector with such workers. To be named before vLLM's connector among the bases."""
 
-    The same for every connector, so a process has one of each, however many connectors it has.
-    """
-
-    _made: ClassVar[dict[tuple[Any, ...], KvferryMetrics]] = {}
-    _making = threading.Lock()
+    stats_class: ClassVar[Any]
+    metrics_class: ClassVar[Any]
 
     @classmethod
-    def of(cls, owner: Any, labelnames: list[str]) -> KvferryMetrics:
-        """The metrics of this process, made by the metric classes of `owner` (which Ray wraps)."""
-        key = (owner._counter_cls, owner._gauge_cls, tuple(labelnames))
-        with cls._making:
-            if key not in cls._made:
-                cls._made[key] = cls(owner, labelnames)
-            return cls._made[key]
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        """Statistics from what a worker sent."""
+        return cls.stats_class(data=data or {})
 
-    def __init__(self, owner: Any, labelnames: list[str]) -> None:
-        self._transfers = owner._counter_cls(
-            name="kvferry_transfers",
-            documentation="Transfers of KV blocks, by direction, transport and outcome. Both ends count.",
-            labelnames=[*labelnames, "direction", "transport", "outcome"],
-        )
-        self._bytes = owner._counter_cls(
-            name="kvferry_transferred_bytes",
-            documentation="Bytes of KV blocks that were transferred, by direction and transport.",
-            labelnames=[*labelnames, "direction", "transport"],
-        )
-        self._lanes = owner._gauge_cls(
-            name="kvferry_lanes",
-            documentation="Connections to peers that are open, by who opened them.",
-            labelnames=[*labelnames, "opened_by"],
-            multiprocess_mode="mostrecent",
-        )
-        self._fallbacks = owner._counter_cls(
-            name="kvferry_fallbacks",
-            documentation="Peers that are reached by another transport than the best that was allowed.",
-            labelnames=labelnames,
-        )
-
-    def start(self, labels: list[Any]) -> None:
-        """Has everything of an engine be there, at zero."""
-        for direction in DIRECTIONS:
-            for transport in TRANSPORTS:
-                self._bytes.labels(*labels, direction, transport)
-                for outcome in OUTCOMES:
-                    self._transfers.labels(*labels, direction, transport, outcome)
-            self._transfers.labels(*labels, direction, UNREACHED, "failed")
-        for opened_by in ("us", "peer"):
-            self._lanes.labels(*labels, opened_by).set(0)
-        self._fallbacks.labels(*labels)
-
-    def observe(self, data: dict[str, Any], labels: list[Any]) -> None:
-        """Counts the events of one interval. Statistics of another class have none of ours."""
-        for direction, transport, outcome, count in data.get(TRANSFERS, ()):
-            self._transfers.labels(*labels, direction, transport, outcome).inc()
-            if outcome == "done":
-                self._bytes.labels(*labels, direction, transport).inc(count)
-        for opened, accepted in data.get(LANES, ())[-1:]:
-            self._lanes.labels(*labels, "us").set(opened)
-            self._lanes.labels(*labels, "peer").set(accepted)
-        if fallbacks := Counts(data.get(FALLBACKS, ())):
-            self._fallbacks.labels(*labels).inc(fallbacks.total())
+    @classmethod
+    def build_prom_metrics(cls, *settings: Any) -> Any:
+        """The Prometheus metrics of this connector."""
+        return cls.metrics_class(*settings)
 
 
-class WithKvferry(KVConnectorPromMetrics):
-    """Adds `kvferry_*` to a connector's own metrics."""
+_shown: dict[tuple[Any, ...], Prometheus] = {}
+"""The metrics of this process, by the classes that made them: one of each, however many connectors it has."""
+_showing = threading.Lock()
+
+
+class WithKvferry:
+    """Adds `kvferry_*` to a connector's own metrics. To be named before vLLM's class among the bases."""
+
+    per_engine_labelvalues: dict[int, list[object]]
+    _counter_cls: Any
+    _gauge_cls: Any
 
     def __init__(
-        self,
-        vllm_config: Any,
-        metric_types: Any,
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
+        self, vllm_config: Any, types: Any, labelnames: list[str], labels: dict[int, list[object]]
     ) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._kvferry = KvferryMetrics.of(self, labelnames)
-        for labels in per_engine_labelvalues.values():
-            self._kvferry.start(labels)
+        super().__init__(vllm_config, types, labelnames, labels)  # type: ignore[call-arg]
+        kinds = (self._counter_cls, self._gauge_cls)  # Ray has others
+        with _showing:
+            if (key := (*kinds, *labelnames)) not in _shown:
+                counter, gauge = kinds
+                _shown[key] = Prometheus(counter, partial(gauge, multiprocess_mode="mostrecent"), labelnames)
+        self._kvferry = _shown[key]
+        for values in labels.values():
+            self._kvferry.start(values)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        self._kvferry.observe(transfer_stats_data, self.per_engine_labelvalues[engine_idx])
+        theirs = {key: events for key, events in transfer_stats_data.items() if key != KEY}
+        super().observe(theirs, engine_idx)  # type: ignore[misc]
+        for entry in transfer_stats_data.get(KEY, ()):
+            self._kvferry.take(entry["changes"], self.per_engine_labelvalues[engine_idx])
 
 
-class MooncakeMetrics(WithKvferry):
-    """`vllm:mooncake_*` by the names that vllm#50374 proposes, and `kvferry_*`.
+class StoreMetrics(WithKvferry, in_tree_store.MooncakeStorePromMetrics):
+    """`vllm:mooncake_store_*` as in-tree, and `kvferry_*`."""
 
-    Prefill workers observe transfers, decode workers failures, as the in-tree statistics do.
-    """
 
-    HISTOGRAMS = (
-        (
-            "transfer_duration",
-            "xfer_time_seconds",
-            "Duration of KV cache transfers over Mooncake's interface.",
-            [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0],
-        ),
-        (
-            "bytes_transferred",
-            "bytes_transferred",
-            "Bytes of each KV cache transfer.",
-            [2 ** (10 + i) for i in range(1, 25, 2)],
-        ),
-        (
-            "num_descriptors",
-            "num_descriptors",
-            "Contiguous runs in each KV cache transfer.",
-            [10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000],
-        ),
-    )
-    COUNTERS = (
-        ("num_failed_transfers", "KV cache transfers that failed. Counted by the prefill instance."),
-        ("num_failed_recvs", "Requests whose KV cache did not arrive. Counted by the decode instance."),
-        ("num_kv_expired_reqs", "Requests whose blocks nobody took. Counted by the prefill instance."),
-    )
+SECONDS = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0]
+BYTES = [2.0 ** (10 + i) for i in range(1, 25, 2)]
+RUNS = [10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000]
 
-    def __init__(
-        self,
-        vllm_config: Any,
-        metric_types: Any,
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._histograms = {
-            key: create_metric_per_engine(
-                self._histogram_cls(
-                    name=f"vllm:mooncake_{name}", documentation=text, buckets=buckets, labelnames=labelnames
-                ),
-                per_engine_labelvalues,
-            )
-            for key, name, text, buckets in self.HISTOGRAMS
-        }
-        self._counters = {
-            key: create_metric_per_engine(
-                self._counter_cls(name=f"vllm:mooncake_{key}", documentation=text, labelnames=labelnames),
-                per_engine_labelvalues,
-            )
-            for key, text in self.COUNTERS
-        }
+
+class ProposedMooncakeMetrics(KVConnectorPromMetrics):
+    """`vllm:mooncake_*` by the names that vllm#50374 proposes. Prefill workers observe transfers, decode
+    workers failures, as the in-tree statistics do."""
+
+    COUNTERS: ClassVar[dict[str, str]] = {
+        "num_failed_transfers": "KV cache transfers that failed. Counted by the prefill instance.",
+        "num_failed_recvs": "Requests whose KV cache did not arrive. Counted by the decode instance.",
+        "num_kv_expired_reqs": "Requests whose blocks nobody took. Counted by the prefill instance.",
+    }
+    HISTOGRAMS: ClassVar[dict[str, tuple[str, str, list[Any]]]] = {
+        "transfer_duration": ("xfer_time_seconds", "Duration of KV cache transfers.", SECONDS),
+        "bytes_transferred": ("bytes_transferred", "Bytes of each KV cache transfer.", BYTES),
+        "num_descriptors": ("num_descriptors", "Contiguous runs in each KV cache transfer.", RUNS),
+    }
+
+    def __init__(self, vllm_config: Any, types: Any, labelnames: list[str], labels: Any) -> None:
+        super().__init__(vllm_config, types, labelnames, labels)
+
+        def each(kind: Any, name: str, help: str, **more: Any) -> Any:
+            metric = kind(name=f"vllm:mooncake_{name}", documentation=help, labelnames=labelnames, **more)
+            return create_metric_per_engine(metric, labels)
+
+        self._told = {key: each(self._counter_cls, key, help) for key, help in self.COUNTERS.items()}
+        for key, (name, help, buckets) in self.HISTOGRAMS.items():
+            self._told[key] = each(self._histogram_cls, name, help, buckets=buckets)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        super().observe(transfer_stats_data, engine_idx)
-        for key, histogram in self._histograms.items():
+        for key, metric in self._told.items():
+            one = metric[engine_idx]
             for value in transfer_stats_data[key]:
-                histogram[engine_idx].observe(value)
-        for key, counter in self._counters.items():
-            for value in transfer_stats_data[key]:
-                counter[engine_idx].inc(value)
+                (one.observe if key in self.HISTOGRAMS else one.inc)(value)
+
+
+class MooncakeMetrics(WithKvferry, ProposedMooncakeMetrics):
+    """The Mooncake connector's, and `kvferry_*`."""

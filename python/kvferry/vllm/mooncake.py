@@ -19,26 +19,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-from collections import OrderedDict
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 import zmq.asyncio
 from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as in_tree
 from vllm.platforms import current_platform
 
-import kvferry
 from kvferry import bootstrap
-from kvferry.compat.mooncake.granted import GrantedEngine, Session, Written, ranges
-from kvferry.vllm.layouts import UNKNOWN, PullDecoder, PullEncoder, current
+from kvferry.compat._kept import Latest
+from kvferry.compat.mooncake.bootstrap import MooncakeBootstrapServer
+from kvferry.compat.mooncake.granted import GrantedEngine, spans_of
+from kvferry.compat.mooncake.watch import Watches
+from kvferry.metrics import Changes
+from kvferry.vllm.layouts import UNKNOWN, Pull, PullCodec
 from kvferry.vllm.limits import check_address, check_in_host_memory, check_settings
-from kvferry.vllm.metrics import TRANSFERS, UNREACHED, Changes, MooncakeMetrics, MooncakeStats
-from kvferry.vllm.pulls import Pull, Watches
+from kvferry.vllm.metrics import CountedConnector, CountedWorker, MooncakeMetrics, MooncakeStats
 from kvferry.vllm.seal import SealedConnector
 from kvferry.vllm.standin import affinity_kept, swapped
 
@@ -59,27 +58,6 @@ SENDER_TASKS = 256
 """How many pulls may wait for their prefill at once without keeping others from being sent."""
 
 Status = in_tree.MooncakeXferResponseStatus
-
-
-class BootstrapServer:
-    """Stands in for vLLM's `MooncakeBootstrapServer`: gives a worker that starts again its rank back, answers
-    once all ranks are there, and forgets the dead."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
-        self._server: bootstrap.Server | None = None
-
-    def start(self) -> None:
-        """Serves, from when this returns on. Raises where the port is taken."""
-        if self._server is None:
-            self._server = bootstrap.Server(f"{self.host}:{self.port}")
-            self.port = self._server.port
-
-    def shutdown(self) -> None:
-        """Ends it. May be called again, and before it was started."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.shutdown()
 
 
 class Replies:
@@ -105,32 +83,31 @@ class Replies:
         await self._socket.send_multipart((identity, msgspec.msgpack.encode(response)))
 
 
-class MooncakeWorker(in_tree.MooncakeConnectorWorker):
+class MooncakeWorker(CountedWorker, in_tree.MooncakeConnectorWorker):
     """One rank's end: sends its blocks, and pulls others'."""
+
+    stats_class = MooncakeStats
+    _registration: bootstrap.Registration | None = None
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         check_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
         check_address(in_tree.get_ip())
-        self._registration: bootstrap.Registration | None = None
-        names = {"TransferEngine": GrantedEngine, "MooncakeBootstrapServer": BootstrapServer}
+        names = {"TransferEngine": GrantedEngine, "MooncakeBootstrapServer": MooncakeBootstrapServer}
         with (
             affinity_kept(),
-            swapped(in_tree, MooncakeKVConnectorStats=MooncakeStats, **names),
+            swapped(in_tree, **names),
             swapped(torch.accelerator, **_device_index()),
         ):
             super().__init__(vllm_config, engine_id, kv_cache_config)
-        self.engine.on_write = self._note_written
         self.num_sender_tasks: int = max(self.num_sender_tasks, SENDER_TASKS)
         self.async_zmq_ctx = zmq.asyncio.Context()
         self._watches = Watches(self.async_zmq_ctx, self._forget_worker)
         self._incarnations: dict[str, int] = {}
-        self._grants: dict[str, list[kvferry.Grant]] = {}
-        self._expected: dict[int, int] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._encoder, self._xfer_meta_decoder = PullEncoder(), PullDecoder()
+        self._ended: Latest[str, None] = Latest(REMEMBERED)
+        self._encoder = self._xfer_meta_decoder = PullCodec()
         # Prefill workers that have this one's table of layers.
         self._told: set[str] = set()
-        self._changes = Changes()
+        self.counts = Changes(self.engine.engine)
 
     def shutdown(self) -> None:
         """Ends everything: pulls, sends, registrations, the engine. May be called again, and after a failed
@@ -140,7 +117,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         self._shut = True
         if self._registration is not None:
             self._registration.release()
-        if "_changes" in vars(self):  # else the constructor has failed
+        if "_told" in vars(self):  # else the constructor has failed
             # vLLM ends ZeroMQ's context under its tasks, which then spin: they end before it.
             for name in ("receiver_loop", "sender_loop"):
                 if (loop := vars(self).get(name)) is not None and loop.is_running():
@@ -154,17 +131,6 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         """Registers the caches. Raises where one is not in host memory: there is no other yet."""
         check_in_host_memory(kv_caches)
         super().register_kv_caches(kv_caches)
-
-    # --- statistics ---
-
-    def _note_written(self, written: Written) -> None:
-        outcome = "done" if written.done else "failed"
-        self.xfer_stats.record(TRANSFERS, ["sent", written.transport or UNREACHED, outcome, written.bytes])
-
-    def get_kv_connector_stats(self) -> Any:
-        """Statistics since the last call; None where nothing changed."""
-        self._changes.record(self.xfer_stats, self.engine.engine, self.engine.peers())
-        return super().get_kv_connector_stats()
 
     # --- prefill ---
 
@@ -185,28 +151,24 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
 
     async def send_kv_to_decode(self, identity: bytes, sock: Any, meta: Any) -> None:
         """Answers a pull: sends what it asks for once that is there."""
-        over = {request for request, (transfer, _) in meta.req_blocks.items() if transfer in self._ended}
         replies = Replies(sock, set(meta.req_blocks))
-        if over:
-            status = Status.FINISH if len(over) == len(meta.req_blocks) else Status.CONTINUE
-            message = "the prefill of the request ended before its blocks could be sent"
-            response = in_tree.MooncakeXferResponse(status=status, err_reqs=sorted(over), err_msg=message)
-            await replies.send_multipart((identity, self._encoder.encode(response)))
-            if status == Status.FINISH:
-                return
-            rest = {request: blocks for request, blocks in meta.req_blocks.items() if request not in over}
-            meta = msgspec.structs.replace(meta, req_blocks=rest)
-        asked = [self.reqs_need_send.get(transfer) for transfer, _ in meta.req_blocks.values()]
-        before = [send.sending if send is not None else 0 for send in asked]
+        transfers = [transfer for transfer, _ in meta.req_blocks.values()]
+        asked = {transfer: self.reqs_need_send.get(transfer) for transfer in transfers}
+        before = {transfer: send.sending for transfer, send in asked.items() if send is not None}
         try:
-            await super().send_kv_to_decode(identity, replies, meta)
+            if any(transfer in self._ended for transfer in transfers):
+                # Decode workers of ours ask for one request at a time.
+                over = in_tree.MooncakeXferResponse(status=Status.FINISH)
+                await replies.send_multipart((identity, self._encoder.encode(over)))
+            else:
+                await super().send_kv_to_decode(identity, replies, meta)
         except Exception:
             # What is raised is answered as an error. vLLM has counted the request as being sent, if it was
             # ready; what was counted before is another pull's.
             replies.failed |= meta.req_blocks.keys()
-            if len(meta.req_blocks) == 1:
-                ((transfer, _),) = meta.req_blocks.values()
-                if (send := self.reqs_need_send.get(transfer)) is not None and send.sending > before[0]:
+            for transfer in transfers:
+                send = self.reqs_need_send.get(transfer)
+                if send is not None and send.sending > before.get(transfer, 0):
                     send.sending -= 1
             raise
         finally:
@@ -216,7 +178,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
     def _give_up(self, transfer: str) -> None:
         """A decode worker was told that it will not get these blocks. They are freed once nothing is being
         sent."""
-        self._remember_ended(transfer)
+        self._ended[transfer] = None
         send = self.reqs_need_send.get(transfer)
         if send is None:
             return
@@ -225,11 +187,6 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         elif not send.p_req_id:
             # The request was never here: this was made for the decode worker to wait on.
             self.reqs_need_send.pop(transfer).ready.set()
-
-    def _remember_ended(self, transfer: str) -> None:
-        self._ended[transfer] = None
-        while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
 
     def _prepare_transfer_regions(self, meta: Any) -> Any:
         """Aligns a decode worker's layout with this one's. What is kept of that is per worker, not per
@@ -254,7 +211,7 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
                 self.reqs_need_send[transfer] = unsent
         dropped = {t: self.reqs_need_send[t] for t in metadata.reqs_not_processed if t in self.reqs_need_send}
         for transfer in metadata.reqs_not_processed:
-            self._remember_ended(transfer)
+            self._ended[transfer] = None
         metadata.reqs_not_processed = set(dropped)
         await super().record_send_reqs(metadata)
         for send in dropped.values():
@@ -268,26 +225,18 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         try:
             is_set = envs.is_set("VLLM_MOONCAKE_CONNECTOR_TIMEOUT")
             timeout = float(envs.VLLM_MOONCAKE_CONNECTOR_TIMEOUT) if is_set else ASKING_S
-            listing = json.loads(await asyncio.to_thread(bootstrap.query, remote_bootstrap_addr, timeout))
-            for entry in listing.values():
-                self._learn(entry)
+            for engine in await asyncio.to_thread(bootstrap.listing, remote_bootstrap_addr, timeout):
+                self._learn(engine)
         except Exception as error:
             # Whatever it is: the address comes from a request, and others wait for this one's answer.
             logger.error("asking the bootstrap server %r failed: %s", remote_bootstrap_addr, error)
         finally:
             self._pending_bootstrap_queries.pop(remote_bootstrap_addr).set()
 
-    def _learn(self, entry: dict[str, Any]) -> None:
-        def ranks(table: dict[str, dict[str, Any]]) -> dict[int, dict[int, Any]]:
-            return {int(tp): {int(pp): value for pp, value in stages.items()} for tp, stages in table.items()}
-
-        engine, workers = entry["engine_id"], ranks(entry["worker_addr"])
-        incarnations = ranks(entry.get("incarnation", {}))
-        self._remote_agents[engine] = workers
-        self._tp_size[engine] = len(workers)
-        for tp, stages in workers.items():
-            for pp, address in stages.items():
-                self._incarnations[address] = incarnations.get(tp, {}).get(pp, 0)
+    def _learn(self, engine: bootstrap.Listed) -> None:
+        self._remote_agents[engine.engine_id] = engine.workers
+        self._tp_size[engine.engine_id] = len(engine.workers)
+        self._incarnations |= engine.incarnations
 
     def _forget_worker(self, address: str) -> None:
         """A prefill worker is gone: its engine is asked for again when it is next needed."""
@@ -307,58 +256,35 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
         if meta.failed:
             return
         pull = Pull(request, meta)
+        Pull.current.set(pull)
         try:
-            pull.grant = self._grant(worker, request, meta)
-        except Exception as error:
-            self._handle_failed_recv(pull, {request}, f"granting its blocks to {worker}: {error}")
-            return
-        try:
-            await self._ask(worker, pull)
+            pull.mark = self._grant(worker, request, meta)
+            pull.is_short = bool(pull.mark) and worker in self._told
+            patience = envs.VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
+            await self._watches.during(worker, self._ask(worker, pull), patience)
         except Exception as error:
             # Nobody else would say that it ended.
             self._handle_failed_recv(pull, pull.unanswered, f"pulling from {worker}: {error}")
-        finally:
-            self._revoke(request, pull.grant)
 
     async def _ask(self, worker: str, pull: Pull) -> None:
-        if pull.grant is not None:
-            pull.mark = Session.mark(self.engine.engine.incarnation, pull.grant.id)
-            pull.is_short = worker in self._told
-        current.set(pull)
-        ended = self._watches.end_of(worker)
-        talk = asyncio.create_task(self._talk(worker, pull))
-        gone = asyncio.create_task(ended.wait())
-        try:
-            patience = envs.VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
-            await asyncio.wait({talk, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            if talk.done():
-                talk.result()
-            else:
-                reason = f"{worker} is gone" if gone.done() else f"{worker} has not answered for {patience} s"
-                self._handle_failed_recv(pull, pull.unanswered, reason)
-        finally:
-            talk.cancel()
-            gone.cancel()
-
-    async def _talk(self, worker: str, pull: Pull) -> None:
         was_short = pull.is_short
         await super().receive_kv_from_single_worker(worker, pull)
         if was_short and not pull.is_short:
             # It has not the table any more.
             await super().receive_kv_from_single_worker(worker, pull)
-        if pull.grant is not None:
+        if pull.mark:
             self._told.add(worker)
 
-    def _grant(self, worker: str, request: str, meta: Any) -> kvferry.Grant | None:
-        """Lets a prefill worker write a request's blocks. None where there is nothing to write."""
-        blocks = self._logical_to_kernel_block_ids(meta.local_block_ids)
-        if not any(blocks):
-            return None
+    def _grant(self, worker: str, request: str, meta: Any) -> str:
+        """Lets a prefill worker write a request's blocks, and names the grant. Nothing where there is nothing
+        to write."""
+        ids = self._logical_to_kernel_block_ids(meta.local_block_ids)
+        if not any(ids):
+            return ""
         incarnation = self._incarnations.get(worker)
         if not incarnation:
             raise LookupError("it is gone, or runs vLLM's own MooncakeConnector: both instances need kvferry")
-        addresses, lengths = [], []
-        for base, stride, length, group, shared, row in zip(
+        regions = zip(
             self.kv_caches_base_addr,
             self.block_len_per_layer,
             self.kv_block_len_per_layer,
@@ -366,28 +292,18 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
             self.region_shared_groups,
             self.region_row_offsets,
             strict=True,
-        ):
-            ids = np.asarray(in_tree._block_ids_for_region(blocks, group, shared), dtype=np.uint64)
-            # Of a packed row all is the block's own, and layers that lie side by side are written at once.
-            start, span = (base - row, stride) if row >= 0 else (base, length)
-            addresses.append(ids * np.uint64(stride) + np.uint64(start))
-            lengths.append(np.full(len(ids), span, dtype=np.uint64))
+        )
+        # Of a packed row all is the block's own, and layers that lie side by side are written at once.
+        views = (
+            (
+                *((base - row, stride, stride) if row >= 0 else (base, stride, length)),
+                in_tree._block_ids_for_region(ids, *groups),
+            )
+            for base, stride, length, *groups, row in regions
+        )
         ttl = envs.VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT + 60.0
-        blocks_of_layers = ranges(np.concatenate(addresses), np.concatenate(lengths))
-        grant: kvferry.Grant = self.engine.grant(blocks_of_layers, incarnation, ttl)
-        self._expected[grant.id] = blocks_of_layers.total_bytes()
-        self._grants.setdefault(request, []).append(grant)
-        return grant
-
-    def _revoke(self, request: str, grant: kvferry.Grant | None) -> None:
-        if grant is None:
-            return
-        grant.revoke()
-        self._expected.pop(grant.id, None)
-        if grant in (held := self._grants.get(request, [])):
-            held.remove(grant)
-        if not held:
-            self._grants.pop(request, None)
+        mark: str = self.engine.grant(request, spans_of(views), incarnation, ttl)
+        return mark
 
     def _handle_failed_recv(self, pull_metas: dict[str, Any], req_ids: Any, reason: str) -> None:
         """Reports requests as failed, once nobody can write their blocks any more."""
@@ -396,23 +312,16 @@ class MooncakeWorker(in_tree.MooncakeConnectorWorker):
             pull_metas.is_short = False
             return
         for request in req_ids:
-            for grant in self._grants.pop(request, ()):
-                self._expected.pop(grant.id, None)
-                grant.revoke()
-            meta = pull_metas.get(request)
-            if meta is not None and not meta.failed and any(meta.local_block_ids):
-                self.xfer_stats.record(TRANSFERS, ["received", UNREACHED, "failed", 0])
+            self.engine.revoke(request)
         if isinstance(pull_metas, Pull):
             pull_metas.unanswered -= req_ids
         super()._handle_failed_recv(pull_metas, req_ids, reason)
 
     def process_pulling_result(self, response: Any, pull_metas: Any) -> None:
         """Takes an answer. The last one ends every request of the pull: what it does not name has failed."""
-        for grant, transport in self.engine.arrivals().items():
-            if (size := self._expected.pop(grant, None)) is not None:
-                self.xfer_stats.record(TRANSFERS, ["received", transport, "done", size])
         for request in response.ok_reqs or ():
-            self._revoke(request, pull_metas.grant)
+            if pull_metas[request].pull_tasks_count <= 1:  # else other workers still write
+                self.engine.revoke(request)
             pull_metas.unanswered.discard(request)
         super().process_pulling_result(response, pull_metas)
         if response.status == Status.FINISH and pull_metas.unanswered:
@@ -432,8 +341,11 @@ def _device_index() -> dict[str, Any]:
     return {"current_device_index": lambda: 0} if current_platform.is_cpu() else {}
 
 
-class MooncakeConnector(SealedConnector, in_tree.MooncakeConnector):
+class MooncakeConnector(SealedConnector, CountedConnector, in_tree.MooncakeConnector):
     """vLLM's `MooncakeConnector` over kvferry."""
+
+    stats_class = MooncakeStats
+    metrics_class = MooncakeMetrics
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         with swapped(in_tree, MooncakeConnectorWorker=MooncakeWorker):
@@ -443,18 +355,6 @@ class MooncakeConnector(SealedConnector, in_tree.MooncakeConnector):
         """Ends the worker's half."""
         if self.connector_worker is not None:
             self.connector_worker.shutdown()
-
-    @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
-        """Statistics from what a worker sent."""
-        return MooncakeStats(data=data or {})
-
-    @classmethod
-    def build_prom_metrics(
-        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], labels: dict[int, list[object]]
-    ) -> Any:
-        """The Prometheus metrics of this connector."""
-        return MooncakeMetrics(vllm_config, metric_types, labelnames, labels)
 
 
 class KvferryMooncakeConnector(MooncakeConnector):

@@ -13,82 +13,47 @@ What is different, each by overriding a method of vLLM's:
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import OrderedDict
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import msgspec
 
-import kvferry
 from kvferry.compat import nixl as ours
 from kvferry.compat.nixl.granted import GrantedAgent
-from kvferry.vllm.in_tree_nixl import PUSH_REG_NOTIF_PREFIX, base_worker
+from kvferry.metrics import Changes
+from kvferry.vllm.in_tree_nixl import PUSH_REG_NOTIF_PREFIX, base_worker, stats
 from kvferry.vllm.in_tree_nixl import connector as in_tree
-from kvferry.vllm.metrics import TRANSFERS, UNREACHED, Changes
-from kvferry.vllm.nixl_metrics import NixlMetrics, NixlStats
+from kvferry.vllm.metrics import CountedConnector, CountedWorker, StatsBeside, WithKvferry
 from kvferry.vllm.seal import SealedConnector
 from kvferry.vllm.standin import affinity_kept, swapped
 
 logger = logging.getLogger("vllm.kvferry")
 
-REGISTERED = 4096
-"""How many requests may wait at a prefill rank for decode ranks that have not registered them yet."""
 CLOCKS_S = 0.1
 """By how much the clocks of two instances may be told apart wrongly: a network's round trip."""
 
 
-class Agent(ours.nixl_agent):
-    """Our agent, which says how transfers end."""
-
-    def __init__(self, name: str, config: Any) -> None:
-        super().__init__(name, config)
-        self.stats = NixlStats()
-        self.changes = Changes()
-
-    def check_xfer_state(self, handle: Any) -> str:
-        """Whether a transfer has ended; raises why it failed. vLLM asks until it has."""
-        try:
-            state = super().check_xfer_state(handle)
-        except Exception:
-            self._count(handle, "failed")
-            raise
-        if state == "DONE":
-            self._count(handle, "done")
-        return state
-
-    def _count(self, handle: Any, outcome: str) -> None:
-        # One that failed is asked for again while it cannot be released.
-        if getattr(handle, "counted", False):
-            return
-        handle.counted = True
-        transport = handle.peer.status()["transport"] or UNREACHED
-        direction = "received" if handle.way == "read" else "sent"
-        self.stats.record(TRANSFERS, [direction, transport, outcome, handle.bytes])
-
-    def record_changes(self) -> None:
-        """Looks at what carries transfers now."""
-        self.changes.record(self.stats, self._engine, self._remotes.peers())
+class NixlStats(StatsBeside, stats.NixlKVConnectorStats):
+    """Statistics of the NIXL connectors."""
 
 
-class _Worker:
+class NixlMetrics(WithKvferry, stats.NixlPromMetrics):
+    """`vllm:nixl_*` as in-tree, and `kvferry_*`."""
+
+
+class _Worker(CountedWorker):
     """What both kinds of worker have of ours. To be named before vLLM's worker among the bases."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         names = {"NixlWrapper": self._agent_class, "nixl_agent_config": ours.nixl_agent_config}
-        with affinity_kept(), swapped(base_worker, NixlKVConnectorStats=NixlStats, **names):
+        with affinity_kept(), swapped(base_worker, **names):
             super().__init__(vllm_config, engine_id, kv_cache_config)  # type: ignore[call-arg]
+        self.counts = Changes(self.nixl_wrapper.engine)
 
     nixl_wrapper: Any
-    _agent_class: type[Agent] = Agent
-
-    def get_kv_connector_stats(self) -> Any:
-        """Statistics since the last call; None where nothing changed."""
-        agent = self.nixl_wrapper
-        agent.record_changes()
-        if not agent.stats.is_empty():
-            self.xfer_stats.aggregate(agent.stats.clone_and_reset())  # type: ignore[attr-defined]
-        return super().get_kv_connector_stats()  # type: ignore[misc]
+    stats_class = NixlStats
+    _agent_class: ClassVar[type[ours.nixl_agent]] = ours.nixl_agent
 
 
 class NixlPullWorker(_Worker, in_tree.NixlPullConnectorWorker):
@@ -148,10 +113,6 @@ class NixlPullScheduler(in_tree.NixlPullConnectorScheduler):
         return kept, params
 
 
-class PushAgent(Agent, GrantedAgent):
-    """An agent whose memory is written by leave only: each request's blocks are granted for its push."""
-
-
 class Registration(msgspec.Struct):
     """What of a decode rank's registration is looked at here."""
 
@@ -163,21 +124,14 @@ class Registration(msgspec.Struct):
 class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
     """One rank's end of a push."""
 
-    _agent_class = PushAgent
-
-    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        self._granted: dict[str, list[kvferry.Grant]] = {}
-        self._granting = threading.Lock()
-        # Of requests that some decode ranks have registered, and others have not yet. On the writing thread.
-        self._leaves: OrderedDict[str, dict[str, int]] = OrderedDict()
-        super().__init__(vllm_config, engine_id, kv_cache_config)
+    _agent_class = GrantedAgent
 
     def start_load_kv(self, metadata: Any) -> None:
         """Takes a step's work; requests whose push did not come are failed, once it cannot come any more."""
         super().start_load_kv(metadata)
         for request in metadata.kvferry_overdue:
             if request in self._recving_metadata:
-                self._revoke(request)
+                self.nixl_wrapper.grants.revoke(request)
                 self._failed_recv_reqs.put(request)
 
     def _do_send_reg_notif(self, req_id: str, reg_data: dict[str, Any]) -> None:
@@ -185,46 +139,35 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
         with self._handshake_lock:
             agents = list((self._remote_agents.get(reg_data["remote_engine_id"]) or {}).values())
         try:
-            grants = self._grant(req_id, agents)
+            # What is overdue is revoked; this is for a scheduler that is gone.
+            setting = self.kv_transfer_config.get_from_extra_config
+            ttl = 2 * float(setting("push_registration_timeout", setting("decoder_kv_blocks_ttl", 480)))
+            prepared = self.src_xfer_handles_by_block_size[self.block_size]
+            which = partial(self._descriptors_of, req_id)
+            grants = self.nixl_wrapper.grant(req_id, prepared, which, agents, ttl)
         except Exception as error:
             # On the thread that writes, and nobody else would say that it failed.
-            self._revoke(req_id)
+            self.nixl_wrapper.grants.revoke(req_id)
             self._log_failure(failure_type="push_grant_failed", req_id=req_id, error=error)
             self._failed_recv_reqs.put(req_id)
             return
         if grants or not agents:  # without a grant, the request is no more
             super()._do_send_reg_notif(req_id, {**reg_data, "kvferry_grants": grants})
 
-    def _grant(self, request: str, agents: list[str]) -> dict[str, int]:
-        with self._granting:
-            meta = self._recving_metadata.get(request)
-            if meta is None or not any(meta.local_physical_block_ids):
-                return {}
-            indices = self._compute_desc_ids(
-                block_ids=meta.local_physical_block_ids,
-                dst_num_blocks=self.dst_num_blocks[self.engine_id],
-                block_size_ratio=None,
-                physical_blocks_per_logical=self._physical_blocks_per_logical_kv_block,
-                region_num_blocks=self.dst_region_num_blocks.get(self.engine_id),
-                region_group_ids=self.region_group_ids or None,
-                uses_region_group_mapping=self._uses_region_group_mapping,
-            )
-            prepared = self.src_xfer_handles_by_block_size[self.block_size]
-            # What is overdue is revoked; this is for a scheduler that is gone.
-            setting = self.kv_transfer_config.get_from_extra_config
-            ttl = 2 * float(setting("push_registration_timeout", setting("decoder_kv_blocks_ttl", 480)))
-            by_pair: dict[str, int] = {}
-            held = self._granted.setdefault(request, [])
-            for agent in agents:
-                pair, grant = self.nixl_wrapper.grant(prepared, indices, agent, ttl)
-                held.append(grant)
-                by_pair[pair] = grant.id
-            return by_pair
-
-    def _revoke(self, request: str) -> None:
-        with self._granting:
-            for grant in self._granted.pop(request, ()):
-                grant.revoke()
+    def _descriptors_of(self, request: str) -> Any:
+        """Where a request's blocks are in the prepared list; None where it is no more, or has none."""
+        meta = self._recving_metadata.get(request)
+        if meta is None or not any(meta.local_physical_block_ids):
+            return None
+        return self._compute_desc_ids(
+            block_ids=meta.local_physical_block_ids,
+            dst_num_blocks=self.dst_num_blocks[self.engine_id],
+            block_size_ratio=None,
+            physical_blocks_per_logical=self._physical_blocks_per_logical_kv_block,
+            region_num_blocks=self.dst_region_num_blocks.get(self.engine_id),
+            region_group_ids=self.region_group_ids or None,
+            uses_region_group_mapping=self._uses_region_group_mapping,
+        )
 
     def _handle_push_reg_notif(self, notif: bytes) -> None:
         """Takes a decode rank's registration. A push writes to every rank that this one is the source of, so
@@ -235,15 +178,11 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
         except msgspec.MsgspecError as error:
             logger.warning("a registration that is none of kvferry's is ignored: %s", error)
             return
-        grants = self._leaves.setdefault(new.request_id, {})
-        grants.update(new.kvferry_grants)
-        if self.nixl_wrapper.count_leaves(grants) < max(1, new.decode_tp_size // self.world_size):
-            while len(self._leaves) > REGISTERED:
-                self._leaves.popitem(last=False)
-            return
-        del self._leaves[new.request_id]
-        complete = {**msgspec.msgpack.decode(message), "kvferry_grants": grants}
-        super()._handle_push_reg_notif(PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(complete))
+        ranks = max(1, new.decode_tp_size // self.world_size)
+        grants = self.nixl_wrapper.gather(new.request_id, new.kvferry_grants, ranks)
+        if grants is not None:
+            complete = {**msgspec.msgpack.decode(message), "kvferry_grants": grants}
+            super()._handle_push_reg_notif(PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(complete))
 
     def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: Any) -> None:
         """Writes a request's blocks, by leave of the decode rank that asks for them."""
@@ -254,7 +193,7 @@ class NixlPushWorker(_Worker, in_tree.NixlPushConnectorWorker):
         """What has ended. Nobody can write any more what is reported as received, well or badly."""
         results = super().get_transfer_results()
         for request in results.finished_recving:
-            self._revoke(request)
+            self.nixl_wrapper.grants.revoke(request)
         return results
 
 
@@ -271,8 +210,11 @@ class NixlPushScheduler(in_tree.NixlPushConnectorScheduler):
         return metadata
 
 
-class _Connector(SealedConnector):
+class _Connector(SealedConnector, CountedConnector):
     """What all connectors have of ours. To be named before vLLM's connector among the bases."""
+
+    stats_class = NixlStats
+    metrics_class = NixlMetrics
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         with swapped(
@@ -283,18 +225,6 @@ class _Connector(SealedConnector):
             NixlPushConnectorScheduler=NixlPushScheduler,
         ):
             super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
-
-    @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
-        """Statistics from what a worker sent."""
-        return NixlStats(data=data or {})
-
-    @classmethod
-    def build_prom_metrics(
-        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], labels: dict[int, list[object]]
-    ) -> Any:
-        """The Prometheus metrics of this connector."""
-        return NixlMetrics(vllm_config, metric_types, labelnames, labels)
 
 
 class NixlPullConnector(_Connector, in_tree.NixlPullConnector):

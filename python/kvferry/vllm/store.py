@@ -23,7 +23,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import connecto
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.worker import MooncakeStoreWorker
 
 from kvferry.compat.mooncake import store as ours
+from kvferry.metrics import Changes
 from kvferry.vllm.limits import check_in_host_memory
+from kvferry.vllm.metrics import CountedConnector, CountedWorker, StoreMetrics, StoreStats
 from kvferry.vllm.seal import SealedConnector
 from kvferry.vllm.standin import swapped
 
@@ -54,13 +56,16 @@ class PastEvent:
         """Nothing is waited for."""
 
 
-class StoreWorker(MooncakeStoreWorker):
+class StoreWorker(CountedWorker, MooncakeStoreWorker):
     """One rank's end: puts its blocks into the pool, and gets others'."""
+
+    stats_class = StoreStats
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
         module = SimpleNamespace(MooncakeDistributedStore=PoolStore, ReplicateConfig=ours.ReplicateConfig)
         with swapped(sys.modules, **{"mooncake.store": module}):
             super().__init__(vllm_config, kv_cache_config)
+        self.counts = Changes(self.store.engine)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Registers the caches. Raises where one is not in host memory: there is no other yet."""
@@ -80,8 +85,11 @@ class StoreWorker(MooncakeStoreWorker):
             Path(server._ipc_path).unlink(missing_ok=True)
 
 
-class MooncakeStoreConnector(SealedConnector, in_tree.MooncakeStoreConnector):
+class MooncakeStoreConnector(SealedConnector, CountedConnector, in_tree.MooncakeStoreConnector):
     """vLLM's `MooncakeStoreConnector` over kvferry."""
+
+    stats_class = StoreStats
+    metrics_class = StoreMetrics
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         transfer = vllm_config.kv_transfer_config

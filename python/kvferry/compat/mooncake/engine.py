@@ -11,13 +11,13 @@ import itertools
 import json
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..._errors import DeadlineError, Error
 from ..._native import Engine, Pairs, Peer, Post, process_registry
 from .. import _letters
+from .._kept import Latest
 from .._memory import Shared
 from ._types import (
     Read,
@@ -51,7 +51,7 @@ class TransferEngine:
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
-        self._peers: OrderedDict[str, Peer] = OrderedDict()
+        self._peers: Latest[str, Peer] = Latest(_PEERS)
         self._memory = Shared()
         self._batches: dict[int, Post] = {}
         self._next_batch = itertools.count(1)
@@ -383,13 +383,9 @@ class TransferEngine:
 
     def _peer(self, name: str) -> Peer:
         with self._changing:
-            peer = self._peers.get(name)
-            if peer is None:
-                peer = self._peers[name] = self._running().peer(name)
-            self._peers.move_to_end(name)
-            if len(self._peers) > _PEERS:
-                self._peers.popitem(last=False)
-            return peer
+            if name not in self._peers:
+                self._peers[name] = self._running().peer(name)
+            return self._peers.use(name)
 
     def _ready(self, name: str) -> None:
         self._peer(name).ready()

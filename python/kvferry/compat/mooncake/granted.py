@@ -10,18 +10,18 @@ writes return codes. Made for vLLM's Mooncake connector (`kvferry.vllm.mooncake`
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..._errors import Error
-from ..._native import Descriptors, Engine, Grant, Peer, Region, RemoteGrant, process_registry
+from ..._native import Descriptors, Engine, Region, RemoteGrant, process_registry
+from .._kept import Grants
 from ._types import check_metadata_server, rdma_devices, transport
 
-__all__ = ["GrantedEngine", "Session", "SessionError", "Written", "ranges"]
+__all__ = ["GrantedEngine", "Session", "SessionError", "ranges", "spans_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +59,6 @@ class Session:
             ) from None
 
 
-@dataclass(frozen=True)
-class Written:
-    """How a write ended."""
-
-    transport: str
-    bytes: int
-    done: bool
-
-
 def ranges(addresses: Any, lengths: Any) -> Descriptors:
     """Ranges of memory, from two sequences or arrays of the same length."""
     rows = np.zeros((len(addresses), 3), dtype=np.uint64)
@@ -76,19 +67,32 @@ def ranges(addresses: Any, lengths: Any) -> Descriptors:
     return Descriptors.from_rows(rows)
 
 
+def spans_of(views: Iterable[tuple[int, int, int, Any]]) -> Descriptors:
+    """Blocks of several views on memory, each of which has a start, the distance from block to block, how
+    much of that is the block's, and which blocks."""
+    addresses, lengths = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
+    for start, stride, length, which in views:
+        indices = np.asarray(which, dtype=np.uint64)
+        addresses.append(indices * np.uint64(stride) + np.uint64(start))
+        lengths.append(np.full(len(indices), length, dtype=np.uint64))
+    return ranges(np.concatenate(addresses), np.concatenate(lengths))
+
+
 class GrantedEngine:
     """`mooncake.engine.TransferEngine` as far as vLLM's connector calls it, and grants.
 
-    Registers memory without sharing it, so a peer may write what it was granted and nothing else.
+    Registers memory without sharing it, so a peer may write what it was granted and nothing else. What comes
+    under a grant is one transfer, and `engine.metrics` counts it: done when the writer has said so, failed
+    where the grant is taken back before.
     """
 
     def __init__(self) -> None:
-        self.on_write: Callable[[Written], None] = lambda written: None
-        """Told of the end of each write, on the thread that made it."""
         self._engine: Engine | None = None
         self._regions: list[Region] = []
-        self._peers: dict[str, Peer] = {}
-        self._lock = threading.Lock()
+        self.grants = Grants()
+        """What peers may write now, by what it was granted for."""
+        # How many bytes are to come under each grant.
+        self._expected: dict[int, int] = {}
 
     def initialize(self, hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Starts the engine on an address of this host. Raises where it cannot do what was asked for."""
@@ -123,48 +127,53 @@ class GrantedEngine:
         self, session: str, sources: list[int], targets: list[int], lengths: list[int]
     ) -> int:
         """Writes runs of bytes to who granted them. 0 once it has them all; -1 else."""
-        carrier = ""
         try:
             to = Session.parse(session)
             peer = self.engine.connect(to.address)
+        except (Error, SessionError) as error:
+            logger.warning("writing to %s failed: %s", session, error)
+            self.engine.count("sent")
+            return -1
+        try:
             carrier = peer.status()["transport"] or ""
-            with self._lock:
-                # Those that ended have other ports when they come back.
-                self._peers = {at: one for at, one in self._peers.items() if one.incarnation is not None}
-                self._peers[peer.address] = peer
-            report = peer.write(
+            peer.write(
                 ranges(sources, lengths),
                 ranges(targets, lengths),
                 grant=RemoteGrant.named(to.owner, to.grant, "write"),
                 notify=f"{to.grant:x} {carrier}".encode(),
             ).wait()
-        except (Error, SessionError) as error:
+        except Error as error:
             logger.warning("writing to %s failed: %s", session, error)
-            self.on_write(Written(carrier, sum(lengths), done=False))
             return -1
-        self.on_write(Written(report.transport, report.bytes, done=True))
         return 0
 
-    def peers(self) -> list[Peer]:
-        """Those that were written to."""
-        with self._lock:
-            return list(self._peers.values())
+    def grant(self, purpose: str, what: Descriptors, peer: int, ttl: float) -> str:
+        """Lets the engine with this incarnation write these ranges of addresses, for a time in seconds.
+        Returns what names the grant behind this host (`Session.mark`)."""
+        with self.grants.giving(purpose) as given:
+            grant = self.engine.grant(what, peer, "write", ttl)
+            given.append(grant)
+            self._expected[grant.id] = what.total_bytes()
+        return Session.mark(self.engine.incarnation, grant.id)
 
-    def grant(self, what: Descriptors, peer: int, ttl: float) -> Grant:
-        """Lets the engine with this incarnation write these ranges of addresses, for a time in seconds."""
-        return self.engine.grant(what, peer, "write", ttl)
+    def revoke(self, purpose: str) -> None:
+        """Takes back what was granted for a purpose: nobody can write it any more when this returns."""
+        revoked = self.grants.revoke(purpose)
+        self.count_arrivals()
+        for grant in revoked:
+            if self._expected.pop(grant.id, None) is not None:
+                self.engine.count("received")
 
-    def arrivals(self) -> dict[int, str]:
-        """Grants under which everything has arrived since the last call, and over which transport."""
-        arrived = {}
+    def count_arrivals(self) -> None:
+        """Counts the transfers of which writers have said that they are done."""
         while (notification := self.engine.try_notification()) is not None:
             try:
                 grant, _, carrier = notification.message.decode().partition(" ")
-                arrived[int(grant, 16)] = carrier
+                if (expected := self._expected.pop(int(grant, 16), None)) is not None:
+                    self.engine.count("received", carrier or None, expected)
             except ValueError:
                 # Anybody may send one.
                 logger.warning("a notification that names no grant is ignored: %r", notification.message[:64])
-        return arrived
 
     def close(self) -> None:
         """Ends it: nothing is read or written any more when this returns. May be called again."""

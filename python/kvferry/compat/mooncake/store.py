@@ -148,6 +148,13 @@ class MooncakeDistributedStore:
         with self._changing:
             return self._code("close", end)
 
+    @property
+    def engine(self) -> Engine:
+        """The engine by which objects are put and got."""
+        if self._engine is None:
+            raise _NotSetUp("the store is not set up, or is closed: call setup first")
+        return self._engine
+
     def get_hostname(self) -> str:
         """The name of what this process lends: a put may prefer it."""
         return self._store.host if self._store is not None else socket.gethostname()

@@ -86,6 +86,11 @@ class nixl_agent(Introductions):
             raise as_nixl(error) from error
         super().__init__(agent_name, self._engine, config.port if config.enable_listen else None)
 
+    @property
+    def engine(self) -> Engine:
+        """The engine under it."""
+        return self._engine
+
     def __del__(self) -> None:
         # It may not even have been made.
         if (listener := getattr(self, "_listener", None)) is not None:

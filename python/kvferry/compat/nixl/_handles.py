@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..._errors import Error
-from ..._native import Descriptors, Pairs, Peer, Post, Report
+from ..._native import Descriptors, Pairs, Post, Report
 from ._bindings import nixlXferTelemetry
 from ._errors import (
     as_nixl,
@@ -110,16 +110,6 @@ class nixl_xfer_handle:
             totalBytes=report.bytes,
             descCount=report.descriptors,
         )
-
-    @property
-    def way(self) -> str:
-        """Which way it goes: "write" or "read"."""
-        return self._way
-
-    @property
-    def peer(self) -> Peer:
-        """The engine that it goes to or comes from."""
-        return self._remote.peer
 
     @property
     def bytes(self) -> int:

@@ -93,10 +93,6 @@ class Remotes:
         """The agent of this name, if it is known."""
         return self._known.get(name)
 
-    def peers(self) -> list[Peer]:
-        """The engines of all that are known."""
-        return [remote.peer for remote in list(self._known.values())]
-
     def forget(self, name: str, incarnation: int | None = None) -> bool:
         """Forgets an agent; only that incarnation of it, where one is given."""
         with self._changing:

@@ -1,49 +1,35 @@
-"""What a decode worker knows of the prefill workers that it pulls from, and of its open pulls.
+"""Tells when the worker behind a ZeroMQ address is gone: its process ended, or does not answer ZeroMQ's
+heartbeats, which its own threads do however busy its program is. ZeroMQ's sockets reconnect by themselves and
+say nothing, so whoever waits for an answer would wait for ever.
 
-A pull is one request's blocks from one prefill worker. Beside the pulls a connection to each prefill worker
-is kept that carries nothing: it ends when the worker does, or does not answer ZeroMQ's heartbeats, which its
-own threads do however busy Python is. vLLM's sockets reconnect by themselves and say nothing.
+Needs `pyzmq`, which programs that talk to such workers have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-if TYPE_CHECKING:
-    import kvferry
+__all__ = ["Watches"]
 
-logger = logging.getLogger("vllm.kvferry")
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_MS = 1_000
-"""How often a prefill worker's sockets are asked for a sign of life."""
+"""How often a worker's socket is asked for a sign of life."""
 SILENCE_MS = 5_000
 """After how much silence it is taken to be gone."""
 
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
-class Pull(dict[str, Any]):
-    """The request of one pull, as vLLM takes it: a mapping with one entry. And what of it is still open."""
-
-    def __init__(self, request: str, meta: Any) -> None:
-        super().__init__({request: meta})
-        self.grant: kvferry.Grant | None = None
-        self.mark = ""
-        """What names the grant behind this host."""
-        self.is_short = False
-        """Whether the prefill worker is asked without the table of layers, which it should have."""
-        self.unanswered = {request}
-
-
 class Watches:
-    """The connections to prefill workers that tell of their end. Used on one event loop."""
+    """A connection to each worker that carries nothing, and tells of its end. Used on one event loop."""
 
     def __init__(self, context: zmq.asyncio.Context, on_end: Callable[[str], None]) -> None:
         self._context = context
@@ -51,8 +37,24 @@ class Watches:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def end_of(self, address: str) -> asyncio.Event:
-        """Is set when the worker at this address ends. One that has ended before is tried again."""
+    async def during(self, address: str, work: Coroutine[Any, Any, None], patience: float) -> None:
+        """Does something with the worker at an address, for as long as that is there: raises
+        `ConnectionError` when it goes, and `TimeoutError` when it has taken too long."""
+        doing = asyncio.create_task(work)
+        gone = asyncio.create_task(self._end_of(address).wait())
+        try:
+            await asyncio.wait({doing, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            if gone.done():
+                raise ConnectionError(f"{address} is gone")
+            raise TimeoutError(f"{address} has not answered for {patience} s")
+        finally:
+            doing.cancel()
+            gone.cancel()
+
+    def _end_of(self, address: str) -> asyncio.Event:
+        """Is set when the worker ends. One that has ended before is tried again."""
         end = self._ends.get(address)
         if end is None:
             end = self._ends[address] = asyncio.Event()
@@ -71,7 +73,7 @@ class Watches:
         try:
             socket.connect(address)
             event = parse_monitor_message(await monitor.recv_multipart())["event"]
-            logger.warning("prefill worker %s is gone (%s)", address, event.name)
+            logger.warning("worker %s is gone (%s)", address, event.name)
         except zmq.ContextTerminated:
             return
         finally:
