@@ -1,4 +1,4 @@
-"""Libraries of the system that the published wheels need, where setup.sh has put them."""
+"""Libraries of the system that the published wheels need, where libraries.sh has put them."""
 
 from __future__ import annotations
 

@@ -6,25 +6,14 @@ cd "$(dirname "$0")/../.."
 home=${1:-target/peers}
 
 # What is installed follows from these: when one changes, it is installed anew.
-wanted=$(cat benches/peers/{setup.sh,wheels.txt} | sha256sum)
+wanted=$(cat benches/peers/{setup.sh,libraries.sh,wheels.txt} | sha256sum)
 
 if [ "$(cat "$home/complete" 2>/dev/null)" != "$wanted" ]; then
     rm -rf "$home"
     mkdir -p "$home"
     python3 -m venv "$home/env" >&2
     "$home/env/bin/pip" install --quiet --no-deps -r benches/peers/wheels.txt numpy==2.4.6 >&2
-    # Mooncake's engine is linked with the RDMA libraries, whatever carries its transfers.
-    if ! ldconfig -p | grep -q libibverbs.so.1; then
-        if ! command -v apt-get dpkg >/dev/null; then
-            echo "Mooncake needs libibverbs.so.1: install your system's rdma-core first" >&2
-            exit 1
-        fi
-        mkdir "$home/debs"
-        (cd "$home/debs" && apt-get download -q libibverbs1 librdmacm1 libnl-3-200 libnl-route-3-200 >&2)
-        for package in "$home"/debs/*.deb; do
-            dpkg -x "$package" "$home/system"
-        done
-    fi
+    benches/peers/libraries.sh "$home"
     echo "$wanted" >"$home/complete"
 fi
 echo "$home/env/bin/python"
