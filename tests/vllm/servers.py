@@ -139,11 +139,13 @@ class Server(Process):
         environment: dict[str, str] | None = None,
         arguments: tuple[str, ...] = (),
         cache_mib: int = 32,
+        niceness: int = 0,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://{HOST}:{self.port}"
         self.began = time.monotonic()
         command = [
+            *("nice", "-n", str(niceness)),
             *(str(HOME / "env/bin/vllm"), "serve", str(HOME / "models" / model)),
             *("--host", HOST, "--port", str(self.port), "--served-model-name", "tiny"),
             *("--dtype", "float32", "--max-model-len", "2048"),
@@ -264,11 +266,14 @@ def complete(url: str, text: str, *, tokens: int = 12, timeout: float = 120, **m
     return answer
 
 
-def streamed(url: str, text: str, *, tokens: int, begun: threading.Event | None = None) -> Answer:
-    """Asks for a completion token by token. Says when it has begun: it has its blocks from then on."""
+def streamed(
+    url: str, text: str, *, tokens: int, begun: threading.Event | None = None, timeout: float = 120
+) -> Answer:
+    """Asks for a completion token by token. Says when it has begun: it has its blocks from then on.
+    `timeout` is for each token."""
     began = time.monotonic()
     request = body(text, tokens=tokens, stream=True)
-    with httpx.stream("POST", f"{url}/v1/completions", json=request, timeout=120) as reply:
+    with httpx.stream("POST", f"{url}/v1/completions", json=request, timeout=timeout) as reply:
         answer = Answer(reply.status_code)
         for line in reply.iter_lines():
             if line.startswith("data: {"):
