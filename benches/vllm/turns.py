@@ -4,8 +4,11 @@
 A pair is a prefill and a decode instance on this host, and vllm-router before them. Pairs run one after the
 other, each engine's in each round: started, warmed up, asked one prompt at a time, and stopped. What is timed
 is the time to the first token, as a client of the router sees it, and each transfer, as the connector's own
-statistics have it. Afterwards the decode instance answers the same prompts by itself: its tokens have to be
-the same, and what it takes to the first is what a request costs without being moved.
+statistics have it. After each prompt the decode instance answers the same one by itself: its tokens have to
+be the same, and what it takes to the first is what a request costs without being moved.
+
+A pair that is up has --limit seconds in a round: what it was not asked by then is left out, and the table
+says of how many prompts its figures are.
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ LOGGING = {
 """How vLLM logs."""
 TOKENS = 8
 """How many tokens are asked for."""
+START_S = 75
+"""About how long a pair takes until it is up, and to end."""
+LAST_S = 20
+"""How long is waited for what a pair has counted."""
 
 
 class Failed(Exception):
@@ -62,6 +69,8 @@ class Round:
     alone: float
     transfer: float
     mebibytes: float
+    prompts: int
+    """Of how many prompts, where the time did not suffice for all."""
 
 
 @dataclass
@@ -94,6 +103,7 @@ class Pair:
     """A prefill and a decode instance, and the router before them."""
 
     def __init__(self, contender: Contender, logs: Path, started: ExitStack) -> None:
+        self.name = f"{contender.engine} under {contender.connector}"
         side_channel, bootstrap = free_port(), free_port()
         logging = logs / "logging.json"
         logging.write_text(json.dumps(LOGGING))
@@ -125,8 +135,16 @@ class Pair:
         # Who moves blocks counts transfers: with Mooncake's interface the one that writes.
         self.counts = self.prefill if mooncake else self.decode
 
-    def ask(self, text: str) -> Any:
-        answer = streamed(self.router.url, text, tokens=TOKENS)
+    def ask(self, url: str, text: str, deadline: float) -> Any:
+        """The answer to a prompt; none where it would come too late."""
+        if (left := deadline - time.monotonic()) <= 0:
+            return None
+        try:
+            answer = streamed(url, text, tokens=TOKENS, timeout=left)
+        except httpx.TimeoutException:
+            return None
+        if time.monotonic() > deadline:
+            return None
         if answer.status != 200 or len(answer.tokens) != TOKENS:
             raise Failed(f"a request had {len(answer.tokens)} tokens of {TOKENS}, and this: {answer.body}")
         return answer
@@ -134,22 +152,36 @@ class Pair:
     def measure(self, number: int, arguments: argparse.Namespace) -> Round:
         warming = prompts(-number, arguments.warm_up, arguments.tokens)
         texts = prompts(number, arguments.prompts, arguments.tokens)
+        began = time.monotonic()
+        deadline = began + arguments.limit
         for text in warming:
-            self.ask(text)
-        answers = [self.ask(text) for text in texts]
-        # What workers count comes with a later step: the next request's.
-        self.ask(warming[0])
-        alone = [streamed(self.decode.url, text, tokens=TOKENS) for text in texts]
-        if [answer.tokens for answer in alone] != [answer.tokens for answer in answers]:
-            raise Failed("tokens are not those that the decode instance gives by itself")
-        expected = len(warming) + len(texts)
-        until("transfers are logged", 20, lambda: len(logged_transfers(self.counts)) >= expected)
+            if self.ask(self.router.url, text, deadline) is None:
+                raise Failed(f"not warmed up within {arguments.limit} s")
+        answers, alone = [], []
+        for text in texts:
+            moved = self.ask(self.router.url, text, deadline)
+            by_itself = self.ask(self.decode.url, text, deadline) if moved is not None else None
+            if moved is None or by_itself is None:
+                break
+            if moved.tokens != by_itself.tokens:
+                raise Failed("tokens are not those that the decode instance gives by itself")
+            answers.append(moved)
+            alone.append(by_itself)
+        if not answers:
+            raise Failed(f"no prompt was answered within {arguments.limit} s")
+        # What workers count comes with a later step: the next request's, which may come late.
+        self.ask(self.router.url, warming[0], time.monotonic() + LAST_S)
+        expected = len(warming) + len(answers)
+        until("transfers are logged", LAST_S, lambda: len(logged_transfers(self.counts)) >= expected)
         transfers = logged_transfers(self.counts)[len(warming) : expected]
+        took = time.monotonic() - began
+        print(f"{self.name}: {len(answers)} of {len(texts)} prompts in {took:.0f} s", file=sys.stderr)
         return Round(
             first_token=statistics.median(answer.first for answer in answers),
             alone=statistics.median(answer.first for answer in alone),
             transfer=statistics.median(seconds for seconds, _ in transfers),
             mebibytes=statistics.median(size for _, size in transfers),
+            prompts=len(answers),
         )
 
 
@@ -213,6 +245,7 @@ def row(one: Contender, ours: Contender) -> dict[str, Any]:
     figures: dict[str, Any] = {"system": one.engine, "connector": one.connector, "transport": "tcp"}
     for name in ("first_token", "alone", "transfer"):
         figures[f"{name}_ms"] = [getattr(turn, name) * 1e3 for turn in one.rounds.values()]
+    figures["prompts"] = [turn.prompts for turn in one.rounds.values()]
     figures["transfer_mib"] = statistics.median(turn.mebibytes for turn in one.rounds.values())
     both = one.rounds.keys() & ours.rounds.keys()
     if one is not ours and both:
@@ -224,7 +257,7 @@ def row(one: Contender, ours: Contender) -> dict[str, Any]:
 
 HEADER = (
     f"{'connector':<18} {'engine':<9} {'first token, ms':>22} {'of one alone':>22} {'a transfer, ms':>20}"
-    f" {'GB/s':>5}  kvferry is: first token, transfer"
+    f" {'GB/s':>5} {'prompts':>8}  kvferry is: first token, transfer"
 )
 
 
@@ -236,7 +269,8 @@ def print_row(figures: dict[str, Any]) -> None:
     print(
         f"{figures['connector']:<18} {figures['system']:<9} {shown(figures['first_token_ms']):>22}"
         f" {shown(figures['alone_ms']):>22} {shown(figures['transfer_ms']):>20}"
-        f" {figures['transfer_mib'] * (1 << 20) / seconds / 1e9:>5.2f}  {ratios}".rstrip(),
+        f" {figures['transfer_mib'] * (1 << 20) / seconds / 1e9:>5.2f}"
+        f" {'+'.join(map(str, figures['prompts'])):>8}  {ratios}".rstrip(),
         flush=True,
     )
 
@@ -247,6 +281,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="how often each pair is started")
     parser.add_argument("--prompts", type=int, default=20, help="of each pair in a round")
     parser.add_argument("--warm-up", type=int, default=3, help="prompts before those")
+    parser.add_argument("--limit", type=float, default=60, help="seconds that a pair has in a round")
     parser.add_argument("--tokens", type=int, default=1024, help="in a prompt, at most 2000")
     parser.add_argument("--json", type=Path, help="where the figures go")
     arguments = parser.parse_args()
@@ -257,6 +292,9 @@ def main() -> int:
     print(f"logs are in {os.path.relpath(logs)}", file=sys.stderr)
     runs, all_went = [], True
     tables = contenders(arguments)
+    turns = arguments.rounds * sum(map(len, tables))
+    most = turns * (START_S + arguments.limit + LAST_S) / 60
+    print(f"{turns} turns, of at most {arguments.limit:.0f} s once up: up to {most:.0f} min", file=sys.stderr)
     for both in tables:
         for number in range(1, arguments.rounds + 1):
             for one in both:
