@@ -48,6 +48,26 @@ def test_what_comes_under_a_grant_is_one_transfer_done_or_taken_back() -> None:
         writer.close()
 
 
+def test_memory_that_is_registered_after_its_owner_was_met_is_written() -> None:
+    memory, source = np.zeros(8192, np.uint8), np.ones(4096, np.uint8)
+    owner, writer = GrantedEngine(), GrantedEngine()
+    for engine in (owner, writer):
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    try:
+        writer.batch_register_memory([source.ctypes.data], [source.nbytes])
+        for at in (0, 4096):
+            target = memory.ctypes.data + at
+            owner.batch_register_memory([target], [4096])
+            mark = owner.grant("a", spans_of([(target, 4096, 4096, [0])]), writer.engine.incarnation, 60.0)
+            session = f"127.0.0.1{mark}:{owner.get_rpc_port()}"
+            assert writer.batch_transfer_sync_write(session, [source.ctypes.data], [target], [4096]) == 0
+        assert memory.all()
+        assert transfers(writer) == {("sent", "tcp", "done"): 2}
+    finally:
+        owner.close()
+        writer.close()
+
+
 def test_a_session_names_a_host_of_any_kind() -> None:
     assert Session.parse(f"10.1.2.3{Session.mark(17, 255)}:7001") == Session("10.1.2.3:7001", 17, 255)
     assert Session.parse(f"fd00::1{Session.mark(1, 2)}:7001") == Session("[fd00::1]:7001", 1, 2)

@@ -10,6 +10,7 @@ writes return codes. Made for vLLM's Mooncake connector (`kvferry.vllm.mooncake`
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,16 @@ from typing import Any
 import numpy as np
 
 from ..._errors import Error
-from ..._native import Descriptors, Engine, Region, RemoteGrant, process_registry
-from .._kept import Grants
+from ..._native import Descriptors, Engine, Peer, Region, RemoteGrant, process_registry
+from .._kept import Grants, Latest
 from ._types import check_metadata_server, rdma_devices, transport
 
 __all__ = ["GrantedEngine", "Session", "SessionError", "ranges", "spans_of"]
 
 logger = logging.getLogger(__name__)
+
+# Of more peers than these, those that were written to longest ago are connected to anew.
+_PEERS = 4096
 
 
 class SessionError(ValueError):
@@ -93,6 +97,8 @@ class GrantedEngine:
         """What peers may write now, by what it was granted for."""
         # How many bytes are to come under each grant.
         self._expected: dict[int, int] = {}
+        self._peers: Latest[str, Peer] = Latest(_PEERS)
+        self._looking = threading.Lock()
 
     def initialize(self, hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Starts the engine on an address of this host. Raises where it cannot do what was asked for."""
@@ -128,8 +134,8 @@ class GrantedEngine:
     ) -> int:
         """Writes runs of bytes to who granted them. 0 once it has them all; -1 else."""
         try:
-            to = Session.parse(session)
-            peer = self.engine.connect(to.address)
+            to, there = Session.parse(session), ranges(targets, lengths)
+            peer = self._peer(to, there)
         except (Error, SessionError) as error:
             logger.warning("writing to %s failed: %s", session, error)
             self.engine.count("sent")
@@ -138,7 +144,7 @@ class GrantedEngine:
             carrier = peer.status()["transport"] or ""
             peer.write(
                 ranges(sources, lengths),
-                ranges(targets, lengths),
+                there,
                 grant=RemoteGrant.named(to.owner, to.grant, "write"),
                 notify=f"{to.grant:x} {carrier}".encode(),
             ).wait()
@@ -146,6 +152,17 @@ class GrantedEngine:
             logger.warning("writing to %s failed: %s", session, error)
             return -1
         return 0
+
+    def _peer(self, to: Session, there: Descriptors) -> Peer:
+        """Who granted. One that is known, and its memory, is not asked again: that would be a round trip more
+        for each write, which waits for threads that have no hurry."""
+        with self._looking:
+            if to.address not in self._peers:
+                self._peers[to.address] = self.engine.peer(to.address)
+            peer = self._peers.use(to.address)
+        if peer.incarnation != to.owner or there.first_unshared(peer) is not None:
+            peer.ready()
+        return peer
 
     def grant(self, purpose: str, what: Descriptors, peer: int, ttl: float) -> str:
         """Lets the engine with this incarnation write these ranges of addresses, for a time in seconds.
