@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvferry_proto::{Access, Incarnation};
+use kvferry_transport::rdma::verbs::Counts;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -269,6 +270,9 @@ pub struct EngineStatus {
     /// Requests of peers that were refused since the start: of unknown, late, cancelled or repeated
     /// ids, under no sufficient grant, or for want of room.
     pub refused_requests: u64,
+    /// What its RDMA adapters were asked to do since they were opened, by all engines of the registry: zeros
+    /// without any, and after shutdown.
+    pub rdma: Counts,
 }
 
 impl Core {
@@ -280,6 +284,7 @@ impl Core {
             lanes_opened: peers.iter().map(|peer| peer.status().open_lanes).sum(),
             lanes_accepted: self.initiators.lane_count(),
             refused_requests: self.initiators.refused(),
+            rdma: self.adapters().map(|adapters| adapters.counts()).unwrap_or_default(),
         }
     }
 }

@@ -113,6 +113,9 @@ pub use transports::{Transport, Transports};
 /// Memory to register: allocated, foreign, or a mapped file.
 pub use kvferry_transport::memory::{Location, Memory, MemoryError, Pages};
 
+/// What adapters were asked to do.
+pub use kvferry_transport::rdma::verbs::Counts as RdmaCounts;
+
 /// What a peer says of a slice.
 pub use kvferry_proto::frame::Status;
 /// Identities and access, as they are on the wire.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvferry_transport::rdma::device::{HostFacts, HostRoot};
-use kvferry_transport::rdma::verbs::{Route, Verbs};
+use kvferry_transport::rdma::verbs::{Counts, Route, Verbs};
 
 use super::device::Device;
 use super::error::RdmaError;
@@ -111,6 +111,12 @@ impl Adapters {
     /// The devices that are used.
     pub(crate) fn devices(&self) -> &[Arc<Device>] {
         &self.devices
+    }
+
+    /// How much was asked of all devices, by all engines that use them.
+    pub(crate) fn counts(&self) -> Counts {
+        let each = self.devices.iter().map(|device| device.context().counts());
+        each.fold(Counts::default(), Counts::plus)
     }
 
     /// How many lanes large transfers need for all ports to be used: each is on one pair of them.

@@ -229,6 +229,7 @@ impl CompletionQueue {
                 }
                 into.push(end);
             }
+            queue.open.tally.complete(got);
             fetched += got;
             if got < wanted {
                 // Empty: of queue pairs that are gone, nothing can come any more.
@@ -252,6 +253,7 @@ impl CompletionQueue {
             let notify = (*queue.open.context.as_ptr()).ops.req_notify_cq;
             notify.map_or(libc::ENOSYS, |notify| notify(queue.queue.as_ptr(), 0))
         };
+        queue.open.tally.arm();
         queue.open.check("ibv_req_notify_cq", status)
     }
 

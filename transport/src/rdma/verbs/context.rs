@@ -14,6 +14,7 @@ use super::abi::{
     IBV_EVENT_SM_CHANGE, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_PORT_ACTIVE,
     ibv_async_event, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr, ibv_qp,
 };
+use super::counts::{Counts, Tally};
 use super::error::VerbsError;
 use super::library::Verbs;
 use super::nonblocking::set_nonblocking;
@@ -31,6 +32,7 @@ pub(super) struct Open {
     pub(super) verbs: Verbs,
     pub(super) name: DeviceName,
     pub(super) limits: Limits,
+    pub(super) tally: Tally,
 }
 
 // SAFETY: the library's functions on a context may be called from any thread at any time
@@ -133,7 +135,8 @@ impl Verbs {
                 return Err(error);
             }
         };
-        let open = Open { context, verbs: self.clone(), name: name.clone(), limits };
+        let (verbs, name, tally) = (self.clone(), name.clone(), Tally::default());
+        let open = Open { context, verbs, name, limits, tally };
         // An event is fetched when there is one; nobody waits inside the library.
         set_nonblocking(open.async_fd()).map_err(|source| open.error("fcntl", source))?;
         Ok(Context(Arc::new(open)))
@@ -151,6 +154,12 @@ impl Context {
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.0.limits
+    }
+
+    /// How much was asked of it since it was opened.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.0.tally.counts()
     }
 
     /// What a port says of itself now.

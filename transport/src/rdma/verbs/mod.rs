@@ -22,6 +22,7 @@
 //! | `domain` | protection domains and registered memory |
 //! | `completion` | completion queues |
 //! | `queue_pair`, `work` | connections, and the requests that are posted on them |
+//! | `counts` | how much was asked of a device |
 //! | `trial` | whether an adapter works at all |
 //!
 //! ```no_run
@@ -41,6 +42,7 @@
 mod abi;
 mod completion;
 mod context;
+mod counts;
 mod domain;
 mod error;
 mod library;
@@ -51,6 +53,7 @@ mod work;
 
 pub use completion::{Completion, CompletionQueue, Outcome, Status};
 pub use context::{Context, DeviceEvent, Limits, Link, PortFacts};
+pub use counts::Counts;
 pub use domain::{LocalSpan, MemoryRegion, ProtectionDomain, RemoteAddress, Rights};
 pub use error::VerbsError;
 pub use library::Verbs;

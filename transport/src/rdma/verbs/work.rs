@@ -166,10 +166,12 @@ impl Posting {
             post.map_or(libc::ENOSYS, |post| post(pair.as_ptr(), first, &raw mut refused))
         };
         if status == 0 {
+            open.tally.post(self.requests.len());
             return (self.requests.len(), Ok(()));
         }
         let before = (refused.addr().saturating_sub(first.addr())) / size_of::<ibv_send_wr>();
         let posted = before.min(self.requests.len());
+        open.tally.post(posted);
         if status == libc::ENOMEM {
             return (posted, Err(VerbsError::QueueFull { posted }));
         }
