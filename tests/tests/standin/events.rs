@@ -97,6 +97,8 @@ fn an_adapter_that_has_failed_for_good_is_given_up_with_its_registrations() {
     assert_eq!(standin.registrations(), 4);
     standin.break_down(1);
     await_that("registrations are given back", || standin.registrations() == 2);
+    // Three lanes, of which either end has a queue pair: those that were on the other are closed by then.
+    await_that("all lanes are on the other", || standin.pairs_on(0) == 6);
     await_lanes(&peer, 3);
     initiator.fill(1);
     let write = peer.write(initiator.layer.blocks(initiator.all()), remote.blocks(target.all()));
