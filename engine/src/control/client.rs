@@ -204,9 +204,14 @@ async fn connect(endpoint: &Endpoint, limit: Duration) -> Result<PeerClient<Chan
     Ok(PeerClient::new(channel))
 }
 
+/// A connection that sends what it is given at once: of two small messages the second would wait until the
+/// first is acknowledged, which the other end puts off for 40 ms.
 pub(super) async fn dial(endpoint: &Endpoint, limit: Duration) -> Result<TcpStream, Error> {
     match timeout(limit, TcpStream::connect((endpoint.host(), endpoint.port()))).await {
-        Ok(Ok(stream)) => Ok(stream),
+        Ok(Ok(stream)) => {
+            stream.set_nodelay(true).map_err(|error| Error::unreachable(endpoint, error))?;
+            Ok(stream)
+        }
         Ok(Err(error)) => Err(Error::unreachable(endpoint, error)),
         Err(_) => Err(Error::unreachable(endpoint, format_args!("no answer within {limit:?}"))),
     }
@@ -214,4 +219,21 @@ pub(super) async fn dial(endpoint: &Endpoint, limit: Duration) -> Result<TcpStre
 
 fn describe(status: &tonic::Status) -> String {
     format!("{:?}: {}", status.code(), status.message())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::IntoEndpoint;
+
+    #[test]
+    fn what_is_said_to_a_peer_is_sent_at_once() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap().to_string().into_endpoint().unwrap();
+            let stream = dial(&address, Duration::from_secs(10)).await.unwrap();
+            assert!(stream.nodelay().unwrap());
+        });
+    }
 }

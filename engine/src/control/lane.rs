@@ -62,7 +62,6 @@ async fn try_open(peer: &Arc<PeerInner>, lane: LaneId, means: Means) -> Result<(
         Way::Tcp(endpoint) => {
             let mut stream = dial(endpoint, peer.core().settings.connect_timeout).await?;
             let welcome = exchange(&hello, &mut stream).await.map_err(|e| unreachable(&e))?;
-            stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
             let stream = stream.into_std().map_err(|error| unreachable(&error))?;
             (welcome, stream.into(), Bond::Nothing)
         }
