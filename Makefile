@@ -90,6 +90,11 @@ bench-peers: ## Compare with the published wheels of Mooncake and NIXL, pools to
 	"$${CARGO_TARGET_DIR:-target}/release/kvbench" plot out/peers.json --output out/peers.svg
 	python3 benches/peers/pool.py --kvbench "$${CARGO_TARGET_DIR:-target}/release/kvbench" --json out/peers-pool.json
 
+.PHONY: bench-rdma
+bench-rdma: ## Compare transfers over RDMA with perftest in a virtual machine; writes out/rdma.json (SETUP=1 installs qemu).
+	mkdir -p out
+	benches/rdma/run out/rdma.json
+
 .PHONY: bench-vllm
 bench-vllm: ## Compare vLLM over kvferry with vLLM's own connectors; writes out/vllm.json (SETUP=1 installs vLLM).
 	benches/vllm/run --json out/vllm.json

@@ -18,11 +18,14 @@
 //! | `side`, `shape`, `pattern`, `memory` | what each process has: region, order of blocks, content |
 //! | `floor`, `iperf` | the same work by code with one purpose, and what that is worth |
 //! | `measure`, `stats` | the clock, and what is made of what it says |
+//! | `counted`, `calls` | what adapters and the kernel were asked to do |
 //! | `report`, `output`, `table`, `progress` | figures for programs and people |
 #![forbid(unsafe_code)]
 
+mod calls;
 mod cli;
 mod control;
+mod counted;
 mod engine_run;
 mod floor;
 mod iperf;

@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use kvferry_engine::{LayoutView, Peer, RemoteLayout};
+use kvferry_engine::{LayoutView, Peer, RdmaCounts, RemoteLayout};
 use tokio::runtime::Runtime;
 
-use crate::cli::Op;
+use crate::calls::CallCounter;
+use crate::cli::{Op, Transport};
 use crate::control::{Answer, Link, Order, Whereabouts, unexpected};
+use crate::counted::Counted;
 use crate::engine_run::{self, Blocks, Carried, EngineFacts};
-use crate::floor::{Connections, Floor, Job, Strategy, Twin, Way};
+use crate::floor::{Connections, Floor, Job, Messages, Strategy, Twin, Way};
 use crate::measure::{Clocked, race};
 use crate::memory;
 use crate::pace::Pace;
@@ -77,7 +79,7 @@ pub(crate) struct Other {
 impl Default for Other {
     /// A process that is started here.
     fn default() -> Self {
-        Self { whereabouts: Whereabouts::Here, patience: Duration::from_secs(PATIENCE_S) }
+        Self { whereabouts: Whereabouts::here(), patience: Duration::from_secs(PATIENCE_S) }
     }
 }
 
@@ -119,7 +121,7 @@ impl Pair {
     pub(crate) fn start(setup: Setup, other: &Other) -> anyhow::Result<Self> {
         // A child takes as much again.
         let here = match other.whereabouts {
-            Whereabouts::Here => setup.region_bytes.saturating_mul(2),
+            Whereabouts::Here { .. } => setup.region_bytes.saturating_mul(2),
             Whereabouts::There(_) => setup.region_bytes,
         };
         memory::ensure_room(here, None)?;
@@ -205,6 +207,9 @@ impl Pair {
 
     /// What the floor may do of what the engine did in so many slices.
     pub(crate) fn floors(&self, load: &Load, slices: u64) -> anyhow::Result<Vec<Floor>> {
+        if self.side.transport() == Transport::Rdma {
+            return Ok(vec![Floor::Perftest]);
+        }
         if self.twin.is_none() {
             return Ok(Strategy::ALL.map(Floor::Tcp).into());
         }
@@ -254,6 +259,51 @@ impl Pair {
         match floor {
             Floor::Tcp(strategy) => self.run_connections(load, strategy),
             Floor::Local(way, threads) => self.run_copies(load.op, way, threads),
+            Floor::Perftest => self.run_perftest(load.op),
+        }
+    }
+
+    fn run_perftest(&mut self, op: Op) -> anyhow::Result<(Sample, Vec<Duration>)> {
+        let shape = self.parts.first().context("no part was placed")?.here.shape();
+        let messages = Messages { op, bytes: shape.block_bytes, count: shape.count() };
+        messages.check()?;
+        let port = match self.target.ask_for_work(&Order::Perftest(messages), shape.bytes())? {
+            Answer::Listening { port } => port,
+            other => return Err(unexpected(&other)),
+        };
+        let server = self.target.remote(port).ip();
+        let elapsed = messages.run(server, port).map_err(|error| self.target.explain(error))?;
+        self.target.tell(&Order::PerftestOver, shape.bytes())?;
+        let (initiator_cpu, target_cpu) = (Duration::ZERO, Duration::ZERO);
+        let sample = Sample { elapsed, initiator_cpu, target_cpu, mismatch: None };
+        Ok((sample, Vec::new()))
+    }
+
+    /// What the engine's adapters, and both processes of this host, have done to carry every block of
+    /// the first part once.
+    pub(crate) fn count(&mut self, load: &Load) -> anyhow::Result<(Counted, Option<Mismatch>)> {
+        let round = self.fill(0, load.op)?;
+        let (peer, blocks) = self.blocks(0)?;
+        let workers = engine_run::workers(load, peer, &blocks)?;
+        let before = self.work()?;
+        let there = self.target.child().context("the target is not of this host");
+        let counting = there.and_then(|there| Ok((CallCounter::start()?, there)));
+        race(workers).map_err(|error| self.target.explain(error))?;
+        let calls =
+            counting.and_then(|(counter, there)| counter.stop(&[std::process::id(), there]));
+        let after = self.work()?;
+        let mismatch = self.verify(0, load.op, round)?;
+        Ok((Counted { work: Counted::between(before, after), calls }, mismatch))
+    }
+
+    /// What the adapters of both engines were asked to do so far.
+    fn work(&mut self) -> anyhow::Result<RdmaCounts> {
+        match self.target.ask_for_work(&Order::Work, 0)? {
+            Answer::Work { requests, doorbells, completions, armed } => {
+                let there = RdmaCounts { requests, doorbells, completions, armed };
+                Ok(there.plus(self.side.engine().status().rdma))
+            }
+            other => Err(unexpected(&other)),
         }
     }
 

@@ -44,6 +44,7 @@ pub(crate) fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
         iterations: ITERATIONS,
         memory: Memory::Shared,
         floor: false,
+        counts: false,
         seed: 1,
     };
     let outputs = Outputs::prepare(&args.output)?;

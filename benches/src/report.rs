@@ -89,6 +89,16 @@ pub(crate) struct Run {
     pub(crate) iperf3_gbps: Option<f64>,
     /// Whether the floor reaches 0.95 of that.
     pub(crate) floor_counts: Option<bool>,
+    /// Of both ends' adapters, in an iteration of its own, for 2^30 bytes: requests, calls that post
+    /// them, completions fetched, and how often somebody was to be woken by the next one.
+    pub(crate) rdma_requests_per_gib: Option<f64>,
+    pub(crate) rdma_doorbells_per_gib: Option<f64>,
+    pub(crate) rdma_completions_per_gib: Option<f64>,
+    pub(crate) rdma_armed_per_gib: Option<f64>,
+    /// Of both processes, in the same iteration.
+    pub(crate) system_calls_per_gib: Option<f64>,
+    /// Those that were made most often, for 2^30 bytes, or why they are not counted.
+    pub(crate) system_calls: Option<String>,
 }
 
 /// Whose figures this program measures.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 
 use crate::cli::{Memory, Transport};
+use crate::counted::Counted;
 use crate::engine_run::EngineFacts;
 use crate::floor::{Floor, Strategy};
 use crate::pace::Pace;
@@ -14,6 +15,7 @@ use crate::progress::Progress;
 use crate::report::{Run, SYSTEM};
 use crate::shape::Shape;
 use crate::stats::{Percentiles, median, micros, range};
+use kvferry_engine::RdmaCounts;
 use kvferry_engine::size::Size;
 
 /// How often a strategy is tried before one is chosen.
@@ -34,6 +36,8 @@ pub(crate) struct Series {
     pub(crate) memory: Memory,
     pub(crate) iterations: u32,
     pub(crate) floor: bool,
+    /// One more run is counted.
+    pub(crate) counts: bool,
     pub(crate) contiguous: bool,
     pub(crate) seed: u64,
     pub(crate) iperf3_gbps: Option<f64>,
@@ -72,6 +76,7 @@ struct Measured {
     /// Of the last run: they are all alike.
     facts: EngineFacts,
     floor: Option<FloorRuns>,
+    counted: Option<Counted>,
     page_bytes: usize,
     verified: bool,
 }
@@ -130,6 +135,13 @@ impl Series {
                 self.add_floor(pair, &mut floor, &mut note)?;
             }
         }
+        let mut counted = None;
+        if self.counts {
+            progress.show(format_args!("{name}: counting"));
+            let (counts, found) = pair.count(&self.load)?;
+            mismatch = mismatch.or(found.map(|found| ("the engine", found)));
+            counted = Some(counts);
+        }
         let measured = Measured {
             engine,
             latencies,
@@ -137,6 +149,7 @@ impl Series {
             planning_shares,
             facts,
             floor,
+            counted,
             page_bytes: pair.page_bytes(),
             verified: mismatch.is_none(),
         };
@@ -182,8 +195,13 @@ impl Series {
             tried(paced, &warm_up);
             return Ok(paced);
         }
+        let floors = pair.floors(&self.load, slices)?;
+        // Its processes are new each time: there is nothing to warm up, or to choose from.
+        if let [only @ Floor::Perftest] = floors[..] {
+            return Ok(only);
+        }
         let mut best: Option<(f64, Floor)> = None;
-        for floor in pair.floors(&self.load, slices)? {
+        for floor in floors {
             let mut samples = Samples::default();
             for _ in 0..TRIES {
                 let (sample, _) = pair.run_floor(&self.load, floor)?;
@@ -206,8 +224,12 @@ impl Series {
         let post = Percentiles::of(&measured.posts).context("nothing was submitted")?;
         let cpu = |sample: &Sample| sample.initiator_cpu + sample.target_cpu;
         let (gbps_min, gbps_max) = engine.gbps_range(bytes)?;
+        let costed = floor.filter(|floor| floor.floor.is_costed());
         let of_floor = |figure: fn(&Samples, u64) -> anyhow::Result<f64>| {
             floor.map(|floor| figure(&floor.samples, bytes)).transpose()
+        };
+        let cost_of_floor = |figure: fn(&Samples, u64) -> anyhow::Result<f64>| {
+            costed.map(|floor| figure(&floor.samples, bytes)).transpose()
         };
         let floor_gbps = of_floor(Samples::gbps)?;
         let floor_range = floor.map(|floor| floor.samples.gbps_range(bytes)).transpose()?;
@@ -218,6 +240,11 @@ impl Series {
         let p50_ratios =
             paced.and_then(|floor| ratios_of_medians(&measured.latencies, &floor.latencies));
         let p50_range = p50_ratios.as_deref().and_then(range);
+        let per_gib = f64::from(1 << 30) / bytes as f64;
+        let counted = measured.counted.as_ref();
+        let adapters = counted.filter(|_| facts.transport == "rdma").map(|counted| counted.work);
+        let adapters =
+            |count: fn(RdmaCounts) -> u64| adapters.map(|work| count(work) as f64 * per_gib);
         let is_stream = bytes >= RATE_BYTES && self.load.pace == Pace::Bulk;
         let iperf3_gbps = self.iperf3_gbps.filter(|_| is_stream);
         let counts = |(floor, iperf3)| floor >= FLOOR_WORTH * iperf3;
@@ -269,13 +296,21 @@ impl Series {
             p50_of_floor_max: p50_range.map(|(_, largest)| largest),
             p99_of_floor: floor_times.map(|floor| times.p99_us / floor.p99_us),
             floor_strategy: floor.map(|floor| floor.floor.to_string()),
-            floor_cpu_s_per_gib: floor
+            floor_cpu_s_per_gib: costed
                 .map(|floor| floor.samples.per_gib(bytes, cpu))
                 .transpose()?,
-            floor_initiator_cpu_s_per_gib: of_floor(Samples::initiator_cpu)?,
-            floor_target_cpu_s_per_gib: of_floor(Samples::target_cpu)?,
+            floor_initiator_cpu_s_per_gib: cost_of_floor(Samples::initiator_cpu)?,
+            floor_target_cpu_s_per_gib: cost_of_floor(Samples::target_cpu)?,
             iperf3_gbps,
             floor_counts: floor_gbps.zip(iperf3_gbps).map(counts),
+            rdma_requests_per_gib: adapters(|work| work.requests),
+            rdma_doorbells_per_gib: adapters(|work| work.doorbells),
+            rdma_completions_per_gib: adapters(|work| work.completions),
+            rdma_armed_per_gib: adapters(|work| work.armed),
+            system_calls_per_gib: counted
+                .and_then(Counted::calls)
+                .map(|calls| calls as f64 * per_gib),
+            system_calls: counted.map(|counted| counted.most_frequent(per_gib)),
         })
     }
 }

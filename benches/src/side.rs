@@ -144,6 +144,10 @@ impl Side {
         Twin::of(&self.region, self.setup.memory)
     }
 
+    pub(crate) fn transport(&self) -> Transport {
+        self.setup.transport
+    }
+
     pub(crate) fn memory(&self) -> Memory {
         self.setup.memory
     }

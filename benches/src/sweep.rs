@@ -178,10 +178,8 @@ pub(crate) fn measure(
     let transport = args.carrier();
     let (seed, contiguous, memory) = (args.seed, args.contiguous, args.memory);
     ensure!(
-        !args.floor
-            || transport != Transport::Local
-            || combinations.iter().all(Combination::is_bulk),
-        "--floor with --transport local copies bulk transfers: leave --pace out, or one of the two"
+        !args.floor || transport == Transport::Tcp || combinations.iter().all(Combination::is_bulk),
+        "--floor with --transport local or rdma moves bulk transfers: leave --pace out, or one of the two"
     );
     let setup = Setup { region_bytes, seed, contiguous, transport, memory };
     // First, for a pair that cannot start is found out at once.
@@ -189,11 +187,11 @@ pub(crate) fn measure(
     let judge = match (&other.whereabouts, args.floor && transport == Transport::Tcp) {
         (_, false) => Judge::NotAsked,
         (Whereabouts::There(_), true) => Judge::Elsewhere,
-        (Whereabouts::Here, true) => Judge::ask(),
+        (Whereabouts::Here { .. }, true) => Judge::ask(),
     };
     if args.floor && transport == Transport::Local {
         pair.make_twin()?;
-    } else if args.floor {
+    } else if args.floor && transport == Transport::Tcp {
         let threads = combinations.iter().map(|one| one.load.threads).max();
         pair.open_floor(threads.context("nothing to move")?)?;
     }
@@ -211,6 +209,7 @@ pub(crate) fn measure(
             memory,
             iterations: args.iterations,
             floor: args.floor,
+            counts: args.counts,
             contiguous: args.contiguous,
             seed: args.seed,
             iperf3_gbps: judge.best_gbps(),

@@ -144,6 +144,32 @@ pub(crate) fn of_floors(runs: &[Run]) -> String {
     if table.rows.len() > 1 { format!("\n{}", table.render()) } else { String::new() }
 }
 
+/// What adapters and the kernel were asked to do for 2^30 bytes; nothing where it was not counted.
+pub(crate) fn of_counts(runs: &[Run]) -> String {
+    let mut table = Table::new(
+        &["a GiB of", "requests", "doorbells", "completions", "armed", "system calls"],
+        1,
+    );
+    let mut calls = String::new();
+    for run in runs {
+        let Some(named) = &run.system_calls else { continue };
+        let what = format!("{} {}", run.op, size(run.block_bytes));
+        // Writing to a string does not fail.
+        let _ = writeln!(calls, "{what}: {named}");
+        let counts = [
+            run.rdma_requests_per_gib,
+            run.rdma_doorbells_per_gib,
+            run.rdma_completions_per_gib,
+            run.rdma_armed_per_gib,
+            run.system_calls_per_gib,
+        ];
+        let cell = |count: Option<f64>| count.map(|count| format!("{count:.0}"));
+        let cells = counts.map(|count| cell(count).unwrap_or_default());
+        table.row([what].into_iter().chain(cells).collect());
+    }
+    if calls.is_empty() { calls } else { format!("\n{}\n{calls}", table.render()) }
+}
+
 fn ratio(run: &Run) -> Option<String> {
     let (median, smallest, largest) =
         (run.floor_ratio?, run.floor_ratio_min?, run.floor_ratio_max?);
@@ -249,6 +275,12 @@ mod tests {
             floor_target_cpu_s_per_gib: floor(0.617),
             iperf3_gbps: floor(23.45),
             floor_counts: with_floor.then_some(true),
+            rdma_requests_per_gib: floor(1_048_576.0),
+            rdma_doorbells_per_gib: floor(1_048_576.0),
+            rdma_completions_per_gib: floor(1_048_576.0),
+            rdma_armed_per_gib: floor(1_048_576.0),
+            system_calls_per_gib: floor(12_345_678.0),
+            system_calls: with_floor.then(|| "epoll_wait 1234567, sched_yield 1234567".into()),
         }
     }
 
@@ -256,7 +288,7 @@ mod tests {
     fn tables_of_long_figures_are_no_wider_than_a_page() {
         for with_floor in [false, true] {
             let runs = [long(with_floor)];
-            for text in [of_rates(&runs), of_latencies(&runs), of_floors(&runs)] {
+            for text in [of_rates(&runs), of_latencies(&runs), of_floors(&runs), of_counts(&runs)] {
                 let widest = text.lines().map(|line| line.chars().count()).max().unwrap_or(0);
                 assert!(widest <= MOST_COLUMNS, "{widest} columns:\n{text}");
             }

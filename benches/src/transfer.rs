@@ -43,6 +43,7 @@ pub(crate) fn page(args: &MeasureArgs, swept: &Swept) -> String {
     text.push_str(&table::of_rates(runs));
     text.push_str(&table::of_latencies(runs));
     text.push_str(&table::of_floors(runs));
+    text.push_str(&table::of_counts(runs));
     match &swept.judge {
         Judge::NotAsked => {}
         Judge::Missing => text.push_str("iperf3 is not installed: the floors are unchecked\n"),

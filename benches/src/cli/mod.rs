@@ -153,7 +153,9 @@ and threads over plain TCP connections, or, for --transport local, copied within
 many threads as the engine's that copy at once: from a mapping, or memory that cannot be mapped by
 process_vm_readv or a Unix socket. The strategy that proves best in a short calibration is used and
 named. The ratio is the median over pairs of neighbouring runs. Where iperf3 is installed
-it says whether that floor deserves the name; between two hosts it is not asked.
+it says whether that floor deserves the name; between two hosts it is not asked. For --transport rdma
+the floor is ib_write_bw or ib_read_bw (package perftest, at both ends): as many messages of a
+block's size, from one buffer to another, between the first ports that both ends use.
 
 --pace hot and cold measure latency: the blocks are moved one transfer after another, without a
 pause or 10 ms apart, and the floor waits as the engine does.

@@ -35,10 +35,14 @@ pub(crate) struct MeasureArgs {
     /// What the blocks lie in, at both ends
     #[arg(long, value_enum, default_value_t = Memory::Shared)]
     pub(crate) memory: Memory,
-    /// Measure the floor beside it: the same work over plain TCP connections, or for --transport
-    /// local the same blocks copied within one process
+    /// Measure the floor beside it: the same work over plain TCP connections, for --transport local
+    /// the same blocks copied within one process, or for rdma messages of a block's size by perftest
     #[arg(long)]
     pub(crate) floor: bool,
+    /// Count what one more iteration takes: requests, doorbells and completions of RDMA adapters, and
+    /// both processes' system calls where they are of this host and this one may trace the kernel
+    #[arg(long)]
+    pub(crate) counts: bool,
     /// What blocks are shuffled and filled from
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
@@ -58,6 +62,10 @@ pub(crate) struct OtherArgs {
     /// Where `kvbench serve` is the other process [default: one is started here]
     #[arg(long, value_name = "HOST:PORT")]
     peer: Option<String>,
+    /// RDMA adapters of the process that is started here, as in KVFERRY_RDMA_DEVICES [default: this
+    /// process's]
+    #[arg(long, value_name = "NAMES", conflicts_with = "peer")]
+    target_rdma_devices: Option<String>,
     /// How many seconds the other process may be silent, beyond the time that its work takes
     #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE_S,
           value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -67,8 +75,11 @@ pub(crate) struct OtherArgs {
 impl OtherArgs {
     /// Where the other process is, and how long it is waited for.
     pub(crate) fn other(&self) -> Other {
-        let whereabouts =
-            self.peer.as_ref().map_or(Whereabouts::Here, |peer| Whereabouts::There(peer.clone()));
+        let rdma_devices = self.target_rdma_devices.clone();
+        let whereabouts = match &self.peer {
+            Some(peer) => Whereabouts::There(peer.clone()),
+            None => Whereabouts::Here { rdma_devices },
+        };
         Other { whereabouts, patience: Duration::from_secs(self.patience) }
     }
 }

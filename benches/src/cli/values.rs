@@ -71,6 +71,8 @@ pub(crate) enum Transport {
     Tcp,
     /// Unix sockets, and memory that two processes of one host lend each other
     Local,
+    /// RDMA adapters: those that each end's environment says (`KVFERRY_RDMA_DEVICES`)
+    Rdma,
 }
 
 impl Transport {
@@ -80,6 +82,7 @@ impl Transport {
             Self::Auto => true,
             Self::Tcp => carrier == "tcp",
             Self::Local => carrier == "local",
+            Self::Rdma => carrier == "rdma",
         }
     }
 
@@ -89,6 +92,7 @@ impl Transport {
             Self::Auto => Transports::Auto,
             Self::Tcp => Transports::Only(kvferry_engine::Transport::Tcp),
             Self::Local => Transports::Only(kvferry_engine::Transport::Local),
+            Self::Rdma => Transports::Only(kvferry_engine::Transport::Rdma),
         }
     }
 }

@@ -30,9 +30,19 @@ const CONNECTING: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Whereabouts {
     /// A child of this process, started for the purpose.
-    Here,
+    Here {
+        /// The RDMA adapters that it may use, where they are not those of this process.
+        rdma_devices: Option<String>,
+    },
     /// `kvbench serve` at HOST:PORT.
     There(String),
+}
+
+impl Whereabouts {
+    /// A child of this process, as it is itself.
+    pub(crate) fn here() -> Self {
+        Self::Here { rdma_devices: None }
+    }
 }
 
 /// A target that answers. One that was started here ends with this handle, and with this process.
@@ -53,7 +63,7 @@ impl Link {
     /// Starts a target, or connects to one, and makes sure that it understands.
     pub(crate) fn open(whereabouts: &Whereabouts, patience: Duration) -> anyhow::Result<Self> {
         let mut link = match whereabouts {
-            Whereabouts::Here => Self::spawn(patience)?,
+            Whereabouts::Here { rdma_devices } => Self::spawn(patience, rdma_devices.as_deref())?,
             Whereabouts::There(address) => Self::dial(address, patience)?,
         };
         link.say(&hello())?;
@@ -64,10 +74,14 @@ impl Link {
         Ok(link)
     }
 
-    fn spawn(patience: Duration) -> anyhow::Result<Self> {
+    fn spawn(patience: Duration, rdma_devices: Option<&str>) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("finding this program's own file")?;
         let (ours, theirs) = UnixStream::pair().context("opening a socket to the target")?;
-        let child = Command::new(&program)
+        let mut command = Command::new(&program);
+        if let Some(devices) = rdma_devices {
+            command.env("KVFERRY_RDMA_DEVICES", devices);
+        }
+        let child = command
             .arg(SUBCOMMAND)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -92,6 +106,11 @@ impl Link {
         let (local, remote) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
         let (channel, name) = (Some(Channel::new(stream)), format!("the target at {address}"));
         Ok(Self { channel, child: None, name, patience, local, remote })
+    }
+
+    /// The target's process id, where it was started here.
+    pub(crate) fn child(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
     }
 
     /// This end's address on the way to the target.

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::floor::Job;
+use crate::floor::{Job, Messages};
 use crate::pattern::Mismatch;
 use crate::shape::Shape;
 use crate::side::Setup;
 
 /// Raised whenever one end would misunderstand the other.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// What the initiator says first, and the target answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +61,12 @@ pub(crate) enum Order {
     Verify { part: u32, round: u64 },
     /// How much processor time was used so far: `Cpu`.
     Cpu,
+    /// What its adapters were asked to do so far: `Work`.
+    Work,
+    /// Take part in a run of perftest: `Listening`.
+    Perftest(Messages),
+    /// That run is over at the initiator's end: `Done` when it is here.
+    PerftestOver,
     /// Accept this many more of the floor's connections: `Done`.
     Accept { count: u32 },
     /// Take part in a run of the floor: `Cpu` when all threads stand ready, `Cpu` at its end.
@@ -109,6 +115,17 @@ pub(crate) enum Answer {
     },
     Cpu {
         nanoseconds: u64,
+    },
+    /// By all RDMA adapters of its engine: see `RdmaCounts`.
+    Work {
+        requests: u64,
+        doorbells: u64,
+        completions: u64,
+        armed: u64,
+    },
+    /// Where perftest's client is expected.
+    Listening {
+        port: u16,
     },
     /// How long each pattern took, from its submission to the last of its ends.
     Moved {

@@ -7,11 +7,13 @@
 //! processes and the number of threads are the engine's, and so is the pace.
 //!
 //! Where the engine moves blocks within one host, the floor is no connection but a copy within one
-//! process, by as many threads as the engine's that copy at once: `copying`.
+//! process, by as many threads as the engine's that copy at once: `copying`. Where it has adapters
+//! read them, the floor is a program that others measure adapters by: `perftest`.
 
 mod connections;
 mod copying;
 mod flow;
+mod perftest;
 mod slices;
 
 use std::fmt;
@@ -27,6 +29,7 @@ use crate::pace::{MOST_TRANSFERS, Pace};
 pub(crate) use connections::Connections;
 pub(crate) use copying::{Twin, Way};
 pub(crate) use flow::Worker;
+pub(crate) use perftest::{Messages, Server as Perftest};
 
 /// How the floor goes about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,12 +77,22 @@ pub(crate) enum Floor {
     Tcp(Strategy),
     /// Copies within one, by so many threads.
     Local(Way, u32),
+    /// Messages by perftest, one for each block.
+    Perftest,
+}
+
+impl Floor {
+    /// Whether it is known what it costs: of another program's processes it is not.
+    pub(crate) fn is_costed(self) -> bool {
+        self != Self::Perftest
+    }
 }
 
 impl fmt::Display for Floor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(strategy) => strategy.fmt(f),
+            Self::Perftest => f.write_str("perftest, one queue pair, a message a block"),
             Self::Local(way, 1) => write!(f, "one process, {way}, 1 thread"),
             Self::Local(way, threads) => write!(f, "one process, {way}, {threads} threads"),
         }

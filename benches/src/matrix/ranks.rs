@@ -43,7 +43,7 @@ impl Ranks {
             .context("the patterns of all files lie in memory together, at both ends")?;
         let mut links = Vec::new();
         for region_bytes in plan.region_bytes() {
-            let mut link = Link::open(&Whereabouts::Here, patience)?;
+            let mut link = Link::open(&Whereabouts::here(), patience)?;
             link.order(&Order::Start(Setup {
                 region_bytes,
                 seed,

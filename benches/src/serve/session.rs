@@ -4,10 +4,11 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use kvferry_engine::RdmaCounts;
 
 use super::rank::{Rank, check};
 use crate::control::{Answer, Channel, ChannelError, Hello, Order, hello};
-use crate::floor::{Connections, Job};
+use crate::floor::{Connections, Job, Perftest};
 use crate::matrix::MOST_RANKS;
 use crate::measure::cpu_spent;
 use crate::memory;
@@ -91,6 +92,7 @@ struct Target {
     token: u64,
     connections: Connections,
     rank: Option<Rank>,
+    perftest: Option<Perftest>,
 }
 
 impl Target {
@@ -100,7 +102,8 @@ impl Target {
         let listener = TcpListener::bind(SocketAddr::new(host, 0))
             .context("listening for the floor's connections")?;
         let token = getrandom::u64().context("drawing the floor's token")?;
-        Ok(Self { side, listener, token, connections: Connections::default(), rank: None })
+        let connections = Connections::default();
+        Ok(Self { side, listener, token, connections, rank: None, perftest: None })
     }
 
     fn started(&self) -> anyhow::Result<Answer> {
@@ -128,6 +131,23 @@ impl Target {
                 Answer::Verified { mismatch: self.side.verify(part, round)? }
             }
             Order::Cpu => cpu_answer()?,
+            Order::Work => {
+                let RdmaCounts { requests, doorbells, completions, armed } =
+                    self.side.engine().status().rdma;
+                Answer::Work { requests, doorbells, completions, armed }
+            }
+            Order::Perftest(messages) => {
+                // One that is left over ends first.
+                self.perftest = None;
+                let server = Perftest::start(messages)?;
+                let port = server.port;
+                self.perftest = Some(server);
+                Answer::Listening { port }
+            }
+            Order::PerftestOver => {
+                self.perftest.take().context("no run of perftest was begun")?.finish()?;
+                Answer::Done
+            }
             Order::Accept { count } => {
                 self.connections.accept(&self.listener, self.token, count)?;
                 Answer::Done

@@ -21,8 +21,8 @@ impl Client {
     fn welcomed(serve: &Serve) -> Self {
         let mut client = Self(BufReader::new(dial(serve)));
         let version = env!("CARGO_PKG_VERSION");
-        let answer = client.ask(&json!({"protocol": 1, "version": version}));
-        assert_eq!(answer["welcome"]["protocol"], 1, "{answer}");
+        let answer = client.ask(&json!({"protocol": 2, "version": version}));
+        assert_eq!(answer["welcome"]["protocol"], 2, "{answer}");
         client
     }
 
