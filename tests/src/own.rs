@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use kvferry_engine::{Engine, EngineBuilder, Error, Peer, Registry};
+use kvferry_engine::topology::Wishes;
+use kvferry_engine::{Engine, EngineBuilder, Error, Peer, Rdma, Registry, Transport, Transports};
 use tokio::runtime::Runtime;
 
-use crate::process::Process;
+use crate::process::{NEAR_DEVICE, Process, over_by_environment, run_directory};
 
 /// An engine, its registry, and what awaits its futures.
 #[derive(Debug)]
@@ -29,7 +30,14 @@ impl Own {
     pub fn start_with(set: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let registry = Registry::new();
-        let builder = Engine::builder(registry.clone()).listen("127.0.0.1:0");
+        let mut builder = Engine::builder(registry.clone()).listen("127.0.0.1:0");
+        if let Some(transport) = over_by_environment() {
+            builder =
+                builder.transports(Transports::Only(transport)).run_directory(run_directory());
+            if transport == Transport::Rdma {
+                builder = builder.rdma(adapters(NEAR_DEVICE));
+            }
+        }
         let engine = set(builder).start_blocking().expect("loopback has ports");
         Self { registry, engine, runtime: runtime.expect("a system with epoll") }
     }
@@ -52,6 +60,16 @@ impl Own {
     pub fn catch_up(&self, peer: &Peer) {
         self.runtime.block_on(peer.ready()).expect("it is there");
     }
+}
+
+/// Settings of an engine that uses these adapters, apart by commas, and no others.
+///
+/// # Panics
+/// Where they are no names.
+#[must_use]
+pub fn adapters(names: &str) -> Rdma {
+    let wish = |name: &str| (name == "KVFERRY_RDMA_DEVICES").then(|| names.to_owned());
+    Rdma::default().wishes(Wishes::from_environment(wish).expect("these are names of devices"))
 }
 
 /// Waits until so many lanes to a peer are open; panics after ten seconds.

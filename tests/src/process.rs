@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -57,6 +58,45 @@ pub fn over(transport: Transport, setup: Setup) -> Setup {
         transport: setup.transport.or(Some(transport.to_string())),
         run_directory: setup.run_directory.or(Some(run_directory())),
         ..setup
+    }
+}
+
+/// Names what carries transfers of peers and engines whose settings do not say it: tests that are of no
+/// transport in particular run over each that way. Without it that is TCP.
+pub const OVER_VARIABLE: &str = "KVFERRY_TESTS_OVER";
+
+/// What [`OVER_VARIABLE`] says.
+///
+/// # Panics
+/// Where it names no transport.
+#[must_use]
+pub fn over_by_environment() -> Option<Transport> {
+    let name = std::env::var(OVER_VARIABLE).ok()?;
+    let all = [Transport::Tcp, Transport::Local, Transport::Rdma];
+    let found = all.into_iter().find(|transport| transport.name() == name);
+    Some(found.unwrap_or_else(|| panic!("{OVER_VARIABLE}={name} names no transport")))
+}
+
+/// Settings of a peer with an adapter of the first rail of `tests/rdma/guest.py`, unless they name some:
+/// at the far end and at the near end, in turn.
+#[must_use]
+pub fn at_a_rail(setup: Setup) -> Setup {
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let is_far = STARTED.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    let devices = if is_far { "rxe_b0" } else { NEAR_DEVICE };
+    Setup { rdma_devices: setup.rdma_devices.or(Some(devices.into())), ..setup }
+}
+
+/// The adapter at the near end of the first rail.
+pub const NEAR_DEVICE: &str = "rxe_a0";
+
+fn by_environment(setup: Setup) -> Setup {
+    match over_by_environment() {
+        Some(transport) if setup.transport.is_none() => {
+            let setup = over(transport, setup);
+            if transport == Transport::Rdma { at_a_rail(setup) } else { setup }
+        }
+        _ => setup,
     }
 }
 
@@ -126,6 +166,7 @@ impl Process {
             .unwrap_or_else(|error| panic!("{program:?}: {error}"));
         let stdin = Some(child.stdin.take().expect("it is piped"));
         let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let setup = by_environment(setup);
         let (address, incarnation, lane_port) = (String::new(), 0, 0);
         let mut process =
             Self { child, stdin, stdout, address, incarnation, lane_port, bootstrap: None };

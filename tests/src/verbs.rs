@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use kvferry_proto::frame::PairAddress;
 use kvferry_transport::memory::Memory;
 use kvferry_transport::rdma::device::{DeviceName, Gid, GidIndex, Lid, PKeyIndex, PortNumber};
 use kvferry_transport::rdma::verbs::{
@@ -23,9 +24,13 @@ pub const CAPACITY: Capacity =
 /// The number of the first announcement that is expected; requests have smaller ones.
 const FIRST_EXPECTED: u64 = 1000;
 
-/// In the guest every adapter has its routable address second, and the default partition key first.
-const GID: GidIndex = GidIndex(1);
 const PORT: PortNumber = PortNumber(1);
+
+/// How an address of IPv4 begins, as a global identifier.
+const IPV4: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// How many global identifiers are looked at.
+const GIDS: u16 = 16;
 
 /// A device, memory that is registered with it, and a queue pair that has no peer yet.
 #[derive(Debug)]
@@ -78,11 +83,22 @@ impl Side {
     /// # Errors
     /// What the verbs say.
     pub fn pair(&self) -> anyhow::Result<Unconnected> {
-        let route = Route { port: PORT, gid: GID, pkey: PKeyIndex(0) };
+        // In the guest the default partition key is first.
+        let route = Route { port: PORT, gid: self.gid()?, pkey: PKeyIndex(0) };
         let pair = Unconnected::new(&self.domain, &self.queue, route, CAPACITY, 4711)?;
         let ids: Vec<u64> = (FIRST_EXPECTED..).take(CAPACITY.announcements as usize).collect();
         pair.expect(&ids)?;
         Ok(pair)
+    }
+
+    /// Where the routable address is: second, until it is taken away and given again.
+    fn gid(&self) -> anyhow::Result<GidIndex> {
+        let is_routable = |index: &u16| {
+            let gid = self.context.gid(PORT, GidIndex(*index));
+            gid.is_ok_and(|gid| gid.0.starts_with(&IPV4))
+        };
+        let found = (0..GIDS).find(is_routable).context("the adapter has no address of IPv4")?;
+        Ok(GidIndex(found))
     }
 
     /// What the other end needs to know of it.
@@ -130,6 +146,20 @@ fn is_in_vain(end: &Completion) -> bool {
 }
 
 impl Offer {
+    /// As it is told behind a hello, to be connected to the target's first port.
+    #[must_use]
+    pub fn on_the_wire(&self) -> PairAddress {
+        let Self { number, first_packet, gid, lid, mtu_bytes, reads, .. } = *self;
+        PairAddress { number, first_packet, gid, lid, port: 0, mtu_bytes, reads: reads.max(1) }
+    }
+
+    /// What was told so, of a queue pair whose peer needs no memory of it.
+    #[must_use]
+    pub fn of_wire(told: &PairAddress) -> Self {
+        let PairAddress { number, first_packet, gid, lid, mtu_bytes, reads, .. } = *told;
+        Self { number, first_packet, gid, lid, mtu_bytes, reads, address: 0, key: 0 }
+    }
+
     /// Connects a queue pair to the one that this is of.
     ///
     /// # Errors

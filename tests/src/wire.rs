@@ -9,7 +9,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use kvferry_proto::frame::{Descriptor, Hello, Kind, Prefix, Refusal, Reply, SliceHead, Welcome};
+use kvferry_proto::frame::{
+    Descriptor, Hello, Kind, PairAddress, Prefix, Refusal, Reply, SliceHead, Welcome,
+};
 use kvferry_proto::message::{Ticket, VERSION_MAJOR};
 use kvferry_proto::{GrantId, Incarnation, LaneId, RegionId, TransferId};
 
@@ -169,11 +171,36 @@ impl RawLane {
         Self::connect(to).greet(to, initiator, lane)
     }
 
+    /// Connects as `initiator` a lane to which this queue pair belongs. Returns what the other end says
+    /// of its own.
+    ///
+    /// # Errors
+    /// Why the lane is refused.
+    pub fn open_with_pair(
+        to: &Process,
+        initiator: u64,
+        lane: u32,
+        pair: &PairAddress,
+    ) -> Result<(Self, PairAddress), Refusal> {
+        let mut raw = Self::connect(to);
+        raw.say_hello(to, initiator, lane, true);
+        raw.send(&pair.encode());
+        let mut raw = raw.welcomed()?;
+        let mut theirs = [0; PairAddress::BYTES];
+        raw.stream.read_exact(&mut theirs).expect("it has a queue pair too");
+        Ok((raw, PairAddress::decode(&theirs).expect("it can be connected to")))
+    }
+
     /// Says hello as `initiator`.
     ///
     /// # Errors
     /// Why the lane is refused.
     pub fn greet(mut self, to: &Process, initiator: u64, lane: u32) -> Result<Self, Refusal> {
+        self.say_hello(to, initiator, lane, false);
+        self.welcomed()
+    }
+
+    fn say_hello(&mut self, to: &Process, initiator: u64, lane: u32, with_pair: bool) {
         let hello = Hello {
             version: VERSION_MAJOR,
             initiator: Incarnation(initiator),
@@ -181,9 +208,12 @@ impl RawLane {
             session: 0,
             lane: LaneId(lane),
             ping_ms: 2000,
-            with_pair: false,
+            with_pair,
         };
         self.send(&hello.encode());
+    }
+
+    fn welcomed(mut self) -> Result<Self, Refusal> {
         let mut welcome = [0; Welcome::BYTES];
         self.stream.read_exact(&mut welcome).expect("it answers a hello");
         match Welcome::decode(&welcome).expect("it answers with a welcome").refusal {

@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use kvferry_engine::bootstrap::{self, Bootstrap};
-use kvferry_engine::topology::Wishes;
 use kvferry_engine::{
-    Access, Engine, Grant, Incarnation, Layout, LayoutView, Memory, Pages, Peer, Rdma, Region,
-    Registry, RemoteGrant, RemoteLayout, RemoteSpans, Transfer,
+    Access, Engine, Grant, Incarnation, Layout, LayoutView, Memory, Pages, Peer, Region, Registry,
+    RemoteGrant, RemoteLayout, RemoteSpans, Transfer,
 };
 use kvferry_tests::command::{Answer, Command, End, Farewell, Held, Move, Piece, Setup, View, Way};
-use kvferry_tests::{pattern, process};
+use kvferry_tests::{own, pattern, process};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 struct Host {
@@ -103,8 +102,7 @@ impl Host {
             builder = builder.run_directory(directory);
         }
         if let Some(devices) = &setup.rdma_devices {
-            let wish = |name: &str| (name == "KVFERRY_RDMA_DEVICES").then(|| devices.clone());
-            builder = builder.rdma(Rdma::default().wishes(Wishes::from_environment(wish)?));
+            builder = builder.rdma(own::adapters(devices));
         }
         if let Some(address) = &setup.lane_advertise {
             builder = builder.lane_advertise(address);

@@ -1,97 +1,25 @@
 //! What happens to links and peers while transfers are under way, over both rails.
 
-use std::process::Command as Program;
 use std::time::{Duration, Instant};
 
 use kvferry_engine::Transport;
-use kvferry_tests::command::{Answer, Command, End, Move, Setup};
-use kvferry_tests::process::{Cache, Process, pull, push};
+use kvferry_tests::command::{Answer, Command, End, Move, Setup, Way};
+use kvferry_tests::process::{Process, blocks, over, pull, push};
+use kvferry_tests::proxy::Proxy;
 
-/// Blocks of a cache that takes a while to move: 32 MiB, half a second at what these adapters do.
-const COUNT: u32 = 512;
-
-/// How long a transfer may take here: everything is emulated.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn side(devices: &str) -> Process {
-    let setup = Setup { rdma_devices: Some(devices.into()), ..Setup::default() };
-    let cache = Cache { blocks: COUNT.into(), block_bytes: 64 << 10, share: true };
-    Process::start_over(Transport::Rdma, setup, cache)
-}
-
-/// A target at the far ends of both rails, and an initiator at the near ones that knows it.
-fn rails() -> (Process, Process) {
-    let target = side("rxe_b0,rxe_b1");
-    let mut initiator = side("rxe_a0,rxe_a1");
-    initiator.connect(&target);
-    (target, initiator)
-}
-
-/// With as much time as an emulated machine may need.
-fn patient(what: Move) -> Move {
-    Move { deadline_ms: Some(50_000), ..what }
-}
-
-fn system(command: &str) {
-    let status = Program::new("sh").args(["-c", command]).status().unwrap();
-    assert!(status.success(), "{command}: {status}");
-}
-
-/// A fault that is mended when this goes, whatever becomes of the test.
-struct Fault(&'static str);
-
-impl Fault {
-    fn new(begin: &str, end: &'static str) -> Self {
-        system(begin);
-        Self(end)
-    }
-}
-
-impl Drop for Fault {
-    fn drop(&mut self) {
-        system(self.0);
-    }
-}
-
-/// The near end of the first rail is down.
-fn link_down() -> Fault {
-    Fault::new(
-        "ip link set a0 down",
-        "ip link set a0 up && \
-         ip neighbour replace 10.77.0.2 lladdr 02:77:00:00:00:0b dev a0 nud permanent",
-    )
-}
-
-/// Whatever comes by the first rail is lost, in silence, both ways.
-fn blackhole() -> Fault {
-    Fault::new(
-        "for end in a0 b0; do tc qdisc add dev $end clsact && \
-         tc filter add dev $end ingress matchall action drop; done",
-        "for end in a0 b0; do tc qdisc del dev $end clsact; done",
-    )
-}
-
-/// What leaves the near ends comes two seconds later.
-fn delay() -> Fault {
-    Fault::new(
-        "for rail in 0 1; do tc qdisc add dev a$rail root netem delay 2000ms; done",
-        "for rail in 0 1; do tc qdisc del dev a$rail root; done",
-    )
-}
-
-fn assert_done(end: &End) {
-    assert!(end.is_done(), "{end:?}");
-    assert_eq!(end.transport(), "rdma");
-}
+use super::rails::{
+    COUNT, FAR, Fault, NEAR, PATIENCE, SHARED, address_removed, assert_done, await_first,
+    blackhole, delay, link_down, patient, rails, second_delayed, side,
+};
 
 #[test]
-fn transfers_go_on_by_the_other_rail_when_one_goes_down_and_by_both_when_it_is_back() {
+fn transfers_go_on_by_the_other_rail_when_one_fails_or_loses_its_address_and_by_both_afterwards() {
     let (mut target, mut initiator) = rails();
-    for (seed, begin) in [(1, link_down as fn() -> Fault), (3, blackhole)] {
+    for (seed, begin) in [(1, link_down as fn() -> Fault), (3, blackhole), (5, address_removed)] {
         initiator.fill(0..COUNT, seed);
         target.fill(0..COUNT, seed + 1);
         initiator.submit("push", patient(push(&target, COUNT)));
-        std::thread::sleep(Duration::from_millis(200));
+        await_first(&mut target, seed);
         let fault = begin();
         let end = initiator.wait("push", PATIENCE);
         assert_done(&end);
@@ -148,21 +76,76 @@ fn who_is_killed_in_the_middle_leaves_a_peer_that_serves_the_next() {
     initiator.fill(0..COUNT, 1);
     target.fill(0..COUNT, 2);
     initiator.submit("push", patient(push(&target, COUNT)));
-    std::thread::sleep(Duration::from_millis(100));
+    await_first(&mut target, 1);
     drop(initiator);
     target.await_held("rid of its lanes", |held| held.lanes_accepted == 0);
-    let mut next = side("rxe_a0,rxe_a1");
+    let mut next = side(NEAR, SHARED);
     next.connect(&target);
     next.fill(0..COUNT, 3);
     assert_done(&next.transfer(patient(push(&target, COUNT))));
     target.assert_holds(0..COUNT, 3);
 
     // The owner of the source is killed under the reader.
+    target.fill(0..COUNT, 4);
     next.submit("pull", patient(pull(&target, COUNT)));
-    std::thread::sleep(Duration::from_millis(100));
+    await_first(&mut next, 4);
     drop(target);
     let began = Instant::now();
     let end = next.wait("pull", PATIENCE);
     assert!(!end.is_done() && began.elapsed() < PATIENCE / 2, "{end:?}");
     assert!(matches!(next.tell(&Command::Shutdown { patience_ms: 500 }), Answer::Ok));
+}
+
+#[test]
+fn a_notification_waits_for_what_a_slower_rail_carries() {
+    let (mut target, mut initiator) = rails();
+    initiator.fill(0..COUNT, 1);
+    assert_done(&initiator.transfer(patient(push(&target, COUNT))));
+    let _fault = second_delayed();
+    for round in 2..5 {
+        initiator.fill(0..COUNT, round);
+        let every: String = (0..COUNT).map(|block| format!("{block}:{block} ")).collect();
+        let what = Move { notify: Some(every), ..patient(push(&target, COUNT)) };
+        initiator.submit("push", what);
+        // The target looks when it is told, and only then.
+        match target.tell(&Command::NextNotification { patience_ms: 50_000, seed: Some(round) }) {
+            Answer::Notification { wrong, .. } => assert_eq!(wrong, [0_u32; 0], "round {round}"),
+            other => panic!("round {round}: {other:?}"),
+        }
+        assert_done(&initiator.wait("push", PATIENCE));
+    }
+}
+
+#[test]
+fn lanes_that_are_cut_again_and_again_lose_nothing() {
+    let proxy = Proxy::start();
+    let setup = |devices: &str| {
+        let rdma_devices = Some(devices.to_owned());
+        over(Transport::Rdma, Setup { rdma_devices, ..Setup::default() })
+    };
+    let mut target = Process::start_behind(&proxy, setup(FAR), SHARED);
+    let mut initiator = Process::start_with(setup(NEAR), SHARED);
+    initiator.connect(&target);
+    let (mut repeated, mut seed) = (0, 0);
+    for way in [Way::Push, Way::Pull] {
+        for _ in 0..3 {
+            seed += 2;
+            initiator.fill(0..COUNT, seed);
+            target.fill(0..COUNT, seed + 1);
+            let sent = if way == Way::Push { seed } else { seed + 1 };
+            initiator.submit("t", patient(blocks(way, &target, 0..COUNT)));
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_millis(40));
+                proxy.cut();
+            }
+            let end = initiator.wait("t", PATIENCE);
+            assert_done(&end);
+            if let End::Done { repeated: more, .. } = end {
+                repeated += more;
+            }
+            let receiver = if way == Way::Push { &mut target } else { &mut initiator };
+            receiver.assert_holds(0..COUNT, sent);
+        }
+    }
+    assert!(repeated > 0, "no slice was ever repeated");
 }

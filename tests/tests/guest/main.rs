@@ -2,17 +2,19 @@
 //! cut. `make test-rdma` runs these there. They are no part of what `cargo test` runs.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod death;
 mod faults;
+mod fence;
+mod keys;
+mod rails;
 
 /// The promises of `docs/design.md`, as over each transport (`promises`), between the two ends of one
 /// rail.
 #[path = "../promises"]
 mod rdma {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
     use kvferry_engine::Transport;
     use kvferry_tests::command::Setup;
-    use kvferry_tests::process::{Cache, Process};
+    use kvferry_tests::process::{Cache, Process, at_a_rail};
 
     const OVER: Transport = Transport::Rdma;
 
@@ -20,13 +22,8 @@ mod rdma {
         start_with(Setup::default(), Cache::default())
     }
 
-    /// At the near end of the rail and at the far end of it, in turn.
     fn start_with(setup: Setup, cache: Cache) -> Process {
-        static STARTED: AtomicU32 = AtomicU32::new(0);
-        let is_far = STARTED.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
-        let devices = if is_far { "rxe_b0" } else { "rxe_a0" };
-        let rdma_devices = setup.rdma_devices.or(Some(devices.into()));
-        Process::start_over(OVER, Setup { rdma_devices, ..setup }, cache)
+        Process::start_over(OVER, at_a_rail(setup), cache)
     }
 
     mod done;
