@@ -371,7 +371,6 @@ def test_vllms_modules_are_as_they_were(pair: Pair) -> None:
     ("settings", "host", "complaint"),
     [
         ({"mooncake_protocol": "nvlink"}, HOST, "mooncake_protocol is 'nvlink'"),
-        ({"mooncake_protocol": "tcp", "device_name": "mlx5_0"}, HOST, "device_name is 'mlx5_0'"),
         ({"device_names_by_gpu": ["mlx5_0", "mlx5_1"]}, HOST, "device_names_by_gpu is"),
         ({"device_name_per_gpu": ["mlx5_0", "mlx5_1"]}, HOST, "device_name_per_gpu is"),
         ({"mooncake_protocol": "tcp"}, "0.0.0.0", "set VLLM_HOST_IP"),
@@ -382,4 +381,11 @@ def test_what_cannot_be_done_is_refused_at_start(
 ) -> None:
     monkeypatch.setenv("VLLM_HOST_IP", host)
     with pytest.raises(ValueError, match=complaint):
+        Instance(MooncakeConnector, config("MooncakeConnector", "kv_consumer", **settings), 0.0)
+
+
+def test_a_device_that_is_named_is_the_one_that_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_HOST_IP", HOST)
+    settings = {"mooncake_protocol": "rdma", "device_name": "mlx5_nowhere"}
+    with pytest.raises(kvferry.Error, match=r"mlx5_nowhere|libibverbs"):
         Instance(MooncakeConnector, config("MooncakeConnector", "kv_consumer", **settings), 0.0)

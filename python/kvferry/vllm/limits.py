@@ -7,15 +7,18 @@ from typing import Any
 
 PROTOCOLS = ("rdma", "tcp", "local", "auto")
 """What may carry transfers of the Mooncake connector."""
-DEVICES = ("device_name", "device_names_by_gpu", "device_name_per_gpu")
-"""Settings that name RDMA devices."""
+DEVICES_OF_GPUS = ("device_names_by_gpu", "device_name_per_gpu")
+"""Settings that name an RDMA device for each GPU."""
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raises where the Mooncake connector is to use what it cannot."""
-    for name in DEVICES:
+    for name in DEVICES_OF_GPUS:
         if named := settings.get(name):
-            raise ValueError(f"{name} is {named!r}: leave it out, and name adapters in KVFERRY_RDMA_DEVICES")
+            raise ValueError(
+                f"{name} is {named!r}, and kvferry transfers host memory only, which belongs to no GPU: "
+                "name the RDMA devices in device_name"
+            )
     protocol = settings.get("mooncake_protocol", "rdma")
     if protocol not in PROTOCOLS:
         raise ValueError(
