@@ -48,6 +48,7 @@ mod reactor;
 mod receive;
 mod send;
 mod socket;
+mod turn;
 mod watch;
 
 pub use frame::{FramePrefix, ParsePrefix};

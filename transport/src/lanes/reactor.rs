@@ -19,6 +19,7 @@ use super::lane::{CLOSE, CloseReason, Lane, LaneConfig, LaneHandler, OPEN, RESET
 use super::receive::Received;
 use super::send::Sent;
 use super::socket;
+use super::turn::ask_for_short_turns;
 use super::watch::{Look, Watch, Watched, Watching};
 use crate::local::Ring;
 
@@ -183,12 +184,15 @@ impl Reactor {
             // Not for room to send: a Unix socket has that told whenever the other end reads.
             self.handle.0.registry.register(&mut SourceFd(&fd), Token(token), Interest::READABLE)
         };
-        // Nothing closes the lane and its descriptors before the reactor is told of them, but that.
-        let registered = register(stream_fd, token)
-            .and_then(|()| bell_fd.map_or(Ok(()), |bell| register(bell, token | DOORBELL)));
+        // The doorbell first: from the stream on, the lane can close at any time, and give both back.
+        let registered = bell_fd
+            .map_or(Ok(()), |bell| register(bell, token | DOORBELL))
+            .and_then(|()| register(stream_fd, token));
         if let Err(error) = registered {
             self.handle.0.lanes.lock().remove(&token);
-            self.handle.unregister(stream_fd);
+            if let Some(bell) = bell_fd {
+                self.handle.unregister(bell);
+            }
             return Err(error);
         }
         Ok(lane)
@@ -274,6 +278,9 @@ struct Turns {
 
 impl Turns {
     fn run(mut self) {
+        if let Err(error) = ask_for_short_turns() {
+            tracing::debug!(%error, "a lane thread has turns as long as others'");
+        }
         let mut events = events();
         let mut busy_until = Instant::now();
         while !self.shared.stopping.load(Ordering::Acquire) {
@@ -285,13 +292,11 @@ impl Turns {
                 break;
             }
             // Not after an event whose cause another thread has dealt with: that one looks already.
-            let is_looking = self.worked && !self.config.spin.is_zero();
-            if is_looking {
+            if self.worked && !self.config.spin.is_zero() {
                 busy_until = Instant::now() + self.config.spin;
-            }
-            // Whoever is woken by what was sent is often put on this very processor, and what is
-            // looked for comes from there: it goes first. So does who waits while much is copied.
-            if !self.unfinished.is_empty() || spinning && !is_looking {
+            } else if spinning {
+                // Whoever is woken by what was sent is often put on this very processor, and what is
+                // looked for comes from there: it goes first.
                 std::thread::yield_now();
             }
         }
