@@ -42,7 +42,7 @@ impl Driver for PeerDriver {
     }
 
     fn look(&self, transfer: TransferId, is_over: &dyn Fn() -> bool) {
-        let Some(peer) = self.0.upgrade() else { return };
+        let Some(peer) = self.peer() else { return };
         let awaited = peer.session.lock().lanes_of(transfer);
         let lanes: Vec<_> =
             awaited.into_iter().filter_map(|lane| Some(peer.lanes.get(lane)?.lane)).collect();

@@ -57,14 +57,19 @@ pub struct Loader<'a> {
     pub(super) pipe: &'a mut PagePipe,
 }
 
-/// Where a payload goes.
+/// Where a frame with a payload goes.
 #[derive(Debug)]
 pub(super) enum Way<'a> {
     Socket(RawFd),
-    /// Behind its head, which is gone. `left` is what is to come of the payload.
+    /// The head into the ring, and the payload behind it. `left` is what is to come of that.
     Ring {
         ring: &'a mut Producer,
         left: usize,
+    },
+    /// The head into the ring, and the payload through the socket.
+    Beside {
+        ring: &'a mut Producer,
+        socket: RawFd,
     },
 }
 
@@ -74,11 +79,25 @@ impl Loader<'_> {
     /// # Errors
     /// What the kernel says, `WouldBlock` included.
     pub fn load(&mut self, spans: &mut SpanList) -> io::Result<usize> {
+        if let Some(sent) = self.head_into_ring() {
+            return sent;
+        }
         match &mut self.way {
             Way::Socket(socket) => spans.gather(*socket, self.head, self.scratch),
+            Way::Beside { socket, .. } => spans.gather(*socket, &[], self.scratch),
             Way::Ring { ring, left } => {
                 ring.fill(*left, |place| spans.copy_out(place).map_err(io::Error::other))
             }
+        }
+    }
+
+    /// Puts the head into the ring, where there is one and any of it is left to go.
+    fn head_into_ring(&mut self) -> Option<io::Result<usize>> {
+        match &mut self.way {
+            Way::Ring { ring, .. } | Way::Beside { ring, .. } if !self.head.is_empty() => {
+                Some(ring.push(self.head))
+            }
+            _ => None,
         }
     }
 
@@ -86,7 +105,7 @@ impl Loader<'_> {
     /// payload.
     #[must_use]
     pub fn can_lend(&mut self, spans: &SpanList) -> bool {
-        matches!(self.way, Way::Socket(_)) && self.pipe.takes(spans)
+        !matches!(self.way, Way::Ring { .. }) && self.pipe.takes(spans)
     }
 
     /// As [`Loader::load`], but what is sent are the pages and not a copy of them: what the receiver
@@ -96,10 +115,15 @@ impl Loader<'_> {
     /// # Errors
     /// As [`Loader::load`].
     pub fn lend(&mut self, spans: &mut SpanList) -> io::Result<usize> {
-        let Way::Socket(socket) = self.way else { return self.load(spans) };
-        if !self.head.is_empty() {
-            return socket::send_more(socket, self.head);
+        if let Some(sent) = self.head_into_ring() {
+            return sent;
         }
-        self.pipe.pass(socket, spans, self.scratch)
+        match self.way {
+            Way::Ring { .. } => self.load(spans),
+            Way::Socket(socket) if !self.head.is_empty() => socket::send_more(socket, self.head),
+            Way::Socket(socket) | Way::Beside { socket, .. } => {
+                self.pipe.pass(socket, spans, self.scratch)
+            }
+        }
     }
 }

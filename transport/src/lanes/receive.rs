@@ -120,6 +120,10 @@ impl Receiver {
             match later::send_within(&mut left, || self.consume(lane)) {
                 Ok(true) => {}
                 Ok(false) => {
+                    // Into a ring nothing fails to go, so nobody else would find out.
+                    if lane.is_over(self.stream.as_raw_fd()) {
+                        return Received::Over(CloseReason::Eof);
+                    }
                     lane.0.paused.store(true, Ordering::Release);
                     return Received::Paused;
                 }

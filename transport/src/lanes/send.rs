@@ -131,7 +131,8 @@ impl Sender {
 
     fn block(&mut self, lane: &Lane) -> Sent {
         self.blocked = true;
-        let is_told_by_doorbell = self.ring.as_ref().is_some_and(Producer::is_full);
+        // The connection itself may be what is full.
+        let is_told_by_doorbell = self.ring.as_mut().is_some_and(Producer::has_refused);
         if !self.expects_room && !is_told_by_doorbell {
             if let Err(error) = lane.expect_room(self.stream.as_raw_fd()) {
                 tracing::error!(%error, "epoll does not tell when a lane has room; it is reset");
@@ -242,9 +243,16 @@ impl Sender {
             self.attached = None;
             return Ok(1);
         }
-        if self.out_sent < self.out.len() && (self.ring.is_some() || self.current.is_none()) {
-            let end = self.out.len();
-            return self.send_out(end);
+        // Into a ring nothing goes together, so what is before a frame goes before permission for it is
+        // looked at, and the frame can be taken back until then.
+        let alone = match &self.current {
+            None => self.out.len(),
+            Some(_) if self.ring.is_none() => self.out_sent,
+            Some(Current { filling: true, .. }) => self.out.len(),
+            Some(current) => current.unsent_at.unwrap_or(self.out_sent),
+        };
+        if self.out_sent < alone {
+            return self.send_out(alone);
         }
         let head = &self.out[self.out_sent..];
         let Some(current) = &mut self.current else { return Ok(0) };
@@ -259,7 +267,8 @@ impl Sender {
         } else {
             let way = match &mut self.ring {
                 Some(ring) if current.by_ring => Way::Ring { ring, left: current.left },
-                _ => Way::Socket(socket),
+                Some(ring) => Way::Beside { ring, socket },
+                None => Way::Socket(socket),
             };
             let mut loader = Loader { way, head, scratch: &mut self.scratch, pipe: &mut self.pipe };
             match current.frame.load(&mut loader) {

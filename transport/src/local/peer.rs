@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -35,10 +35,11 @@ pub(super) struct Mapping {
     length: usize,
 }
 
-// SAFETY: the mapping is a range of addresses that nobody else unmaps; its bytes are only read, by
-// copying through raw pointers, and belong to no thread.
+// SAFETY: the mapping is a range of addresses that nobody else unmaps; its bytes are copied through raw
+// pointers, or are words touched by atomics only, and belong to no thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; no method hands out a reference into the range.
+// SAFETY: as above; no method hands out a reference into the range. A ring's producer makes one to where
+// nobody else reads or writes, for as long as it copies.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
@@ -69,6 +70,9 @@ impl Mapping {
         if seals & libc::F_SEAL_SHRINK == 0 {
             return Err(MemoryError::NotLent { reason: "it is not sealed against shrinking" });
         }
+        if !is_of_ordinary_pages(lent.as_fd()) {
+            return Err(MemoryError::NotLent { reason: "its pages are not ordinary ones" });
+        }
         let file = File::from(lent);
         let metadata = file.metadata().map_err(|source| MemoryError::System {
             what: "reading a memfd's length",
@@ -87,6 +91,16 @@ impl Mapping {
     /// The address of its first byte.
     pub(super) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
+    }
+}
+
+/// Whether it is mapped to the length that is asked for: of a memfd on `hugetlbfs` whole pages are, and
+/// there may be none when it is read.
+fn is_of_ordinary_pages(memfd: BorrowedFd<'_>) -> bool {
+    // SAFETY: plain data, for which all zeros is a value; the call fills it, and its result is checked.
+    unsafe {
+        let mut told: libc::statfs = std::mem::zeroed();
+        libc::fstatfs(memfd.as_raw_fd(), &raw mut told) == 0 && told.f_type == libc::TMPFS_MAGIC
     }
 }
 

@@ -121,6 +121,7 @@ impl RingEnd {
                 sent: 0,
                 their_taken: 0,
                 is_full: false,
+                has_refused: false,
                 is_bell_due: false,
             },
             consumer: Consumer { shared: shared.clone(), taken: 0 },
@@ -190,7 +191,8 @@ impl Shared {
     fn ring_bell(&self) {
         let one = 1_u64.to_ne_bytes();
         // Full is as good as rung, and there is no other error for an eventfd.
-        // SAFETY: the buffer is borrowed for this call, which only reads it, and does not block.
+        // SAFETY: the buffer is borrowed for this call, which only reads it. It does not block, unless a
+        // process of the same user changes what it has passed to make it.
         let _ = unsafe { libc::write(self.their_bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 }
@@ -250,6 +252,8 @@ pub(crate) struct Producer {
     their_taken: u64,
     /// It has said that it wants to be told of room.
     is_full: bool,
+    /// There was no room when it was last asked for any.
+    has_refused: bool,
     is_bell_due: bool,
 }
 
@@ -318,6 +322,7 @@ impl Producer {
             self.their_taken = settle(self.shared.theirs.position(TAKEN));
             room = self.room()?;
             if room == 0 {
+                self.has_refused = true;
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
@@ -338,9 +343,10 @@ impl Producer {
         self.shared.ours.mark(WANTS_ROOM).store(u32::from(wanted), Ordering::Relaxed);
     }
 
-    /// Whether there was no room when it was last asked for.
-    pub(crate) fn is_full(&self) -> bool {
-        self.is_full
+    /// Whether there was no room for something, since this was last asked: then the doorbell tells when
+    /// there is.
+    pub(crate) fn has_refused(&mut self) -> bool {
+        std::mem::take(&mut self.has_refused)
     }
 
     /// Wakes the other end, if something was written while nobody there looked.

@@ -1,13 +1,15 @@
 //! Two ends in one process.
 
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::lanes::{
-    CloseReason, FramePrefix, Incoming, Lane, LaneConfig, LaneHandler, Reactor, ReactorConfig,
+    CloseReason, FramePrefix, Incoming, Lane, LaneConfig, LaneHandler, Load, Loader, Outgoing,
+    Reactor, ReactorConfig, Start,
 };
 
 fn pass(socket: (&UnixStream, &UnixStream), end: &RingEnd) -> [OwnedFd; PARTS] {
@@ -84,7 +86,7 @@ fn an_end_that_found_no_room_is_told_of_it() {
     assert_eq!(ours.producer.push(&full).unwrap(), RING_BYTES);
     let refused = ours.producer.push(&full).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
-    assert!(ours.producer.is_full());
+    assert!(ours.producer.has_refused());
     let mut bytes = vec![0; RING_BYTES];
     let mut taken = 0;
     while taken < RING_BYTES {
@@ -92,7 +94,7 @@ fn an_end_that_found_no_room_is_told_of_it() {
     }
     assert!(rung(&ours) >= 1);
     assert_eq!(ours.producer.push(&full).unwrap(), RING_BYTES);
-    assert!(!ours.producer.is_full());
+    assert!(!ours.producer.has_refused());
     theirs.consumer.take(&mut bytes).unwrap();
     assert_eq!(rung(&ours), 0, "it does not wait for room any more");
 }
@@ -183,7 +185,7 @@ proptest! {
 }
 
 /// A lane that takes no frame, and whose end is told.
-struct Told(std::sync::mpsc::Sender<String>);
+struct Told(Sender<String>);
 
 impl LaneHandler for Told {
     fn on_frame(&self, _lane: &Lane, _prefix: &[u8; 16], _head: &[u8]) -> Incoming {
@@ -195,27 +197,89 @@ impl LaneHandler for Told {
     }
 }
 
+struct Lanes(Reactor);
+
+impl Lanes {
+    fn new() -> Self {
+        Self(Reactor::start("ring", ReactorConfig { spin: Duration::ZERO }).unwrap())
+    }
+
+    /// A lane, the other end of its stream, and where its end is told.
+    fn add(&self, ring: Ring) -> (Lane, UnixStream, Receiver<String>) {
+        let (stream, other) = UnixStream::pair().unwrap();
+        let (told, ends) = channel();
+        let parse = |_: &[u8; 16]| Some(FramePrefix { head_bytes: 0, payload_bytes: 0 });
+        let config = LaneConfig { parse, backlog_frames: BACKLOG };
+        let lane = self.0.add_with(stream.into(), Some(ring), config, Arc::new(Told(told)));
+        (lane.unwrap(), other, ends)
+    }
+}
+
+const BACKLOG: usize = 64;
+
+fn next<T>(of: &Receiver<T>) -> T {
+    of.recv_timeout(Duration::from_secs(10)).expect("it comes")
+}
+
 #[test]
 fn a_lane_whose_other_end_says_what_cannot_be_is_closed() {
-    let reactor = Reactor::start("ring", ReactorConfig { spin: Duration::ZERO }).unwrap();
-    let lane = |ring| {
-        let (stream, other) = UnixStream::pair().unwrap();
-        let (told, ends) = std::sync::mpsc::channel();
-        let parse = |_: &[u8; 16]| Some(FramePrefix { head_bytes: 0, payload_bytes: 0 });
-        let config = LaneConfig { parse, backlog_frames: 64 };
-        let lane = reactor.add_with(stream.into(), Some(ring), config, Arc::new(Told(told)));
-        (lane.unwrap(), other, ends)
-    };
-    let end = |ends: std::sync::mpsc::Receiver<String>| ends.recv_timeout(Duration::from_secs(10));
+    let lanes = Lanes::new();
     let (ours, theirs) = pair();
-    let (_lane, _other, ends) = lane(theirs);
+    let (_lane, _other, ends) = lanes.add(theirs);
     lie(&ours, SENT, u64::MAX);
     ours.shared.ring_bell();
-    assert!(end(ends).unwrap().contains("cannot be"));
+    assert!(next(&ends).contains("cannot be"));
     let (ours, theirs) = pair();
-    let (lane, _other, ends) = lane(theirs);
+    let (lane, _other, ends) = lanes.add(theirs);
     lie(&ours, TAKEN, 1);
     // What it says is looked at when there is no room as far as is known.
     lane.send(&vec![0; RING_BYTES + 16]);
-    assert_eq!(end(ends).unwrap(), CloseReason::Reset.to_string());
+    assert_eq!(next(&ends), CloseReason::Reset.to_string());
+}
+
+#[test]
+fn a_lane_that_has_no_room_and_is_not_read_hears_that_the_other_end_has_gone() {
+    let lanes = Lanes::new();
+    let (ours, mut theirs) = pair();
+    let (lane, other, ends) = lanes.add(ours);
+    let _owed: Vec<_> = (0..=BACKLOG).map(|_| lane.owe()).collect();
+    lane.send(&vec![0; 2 * RING_BYTES]);
+    theirs.producer.push(&[0; 16]).unwrap();
+    theirs.producer.ring_if_due();
+    std::thread::sleep(Duration::from_millis(20));
+    drop(other);
+    assert_eq!(next(&ends), CloseReason::Eof.to_string());
+}
+
+/// A frame whose permission is withdrawn before any of it has gone.
+struct Withdrawn(Sender<bool>);
+
+impl Outgoing for Withdrawn {
+    fn start(&mut self, out: &mut Vec<u8>) -> Start {
+        out.extend_from_slice(&[1; 16]);
+        Start::Payload(16)
+    }
+
+    fn load(&mut self, _loader: &mut Loader<'_>) -> Load {
+        Load::Reset
+    }
+
+    fn sent(self: Box<Self>, whole: bool, _out: &mut Vec<u8>) {
+        let _ = self.0.send(whole);
+    }
+}
+
+#[test]
+fn a_frame_that_may_not_go_any_more_is_taken_back_and_its_neighbours_go() {
+    let lanes = Lanes::new();
+    let (ours, mut theirs) = pair();
+    let (lane, _other, _ends) = lanes.add(ours);
+    let (told, sent) = channel();
+    lane.send_later(&[2; 16]);
+    lane.send_all([Box::new(Withdrawn(told)) as Box<dyn Outgoing>]);
+    lane.send(&[3; 16]);
+    assert!(!next(&sent), "it was taken back");
+    let mut frames = [0; 64];
+    assert_eq!(theirs.consumer.take(&mut frames).unwrap(), 32);
+    assert_eq!(frames[..32], [[2; 16], [3; 16]].concat());
 }
