@@ -178,7 +178,7 @@ impl Counts {
         }
     }
 
-    /// A peer was met, and is reached by TCP though something better is allowed.
+    /// A peer is reached by TCP from now on, though something better is allowed.
     pub(crate) fn fell_back(&self) {
         self.fallbacks.fetch_add(1, Ordering::Relaxed);
     }

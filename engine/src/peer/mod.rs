@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvferry_proto::frame::{Reply, Request as WireRequest};
-use kvferry_proto::{Incarnation, LaneId, TransferId};
+use kvferry_proto::message::Location;
+use kvferry_proto::{Incarnation, LaneId, RegionId, TransferId};
 use kvferry_transport::baton::Baton;
 use kvferry_transport::lanes::{self, Outgoing};
 use parking_lot::{Mutex, RwLock};
@@ -215,7 +216,11 @@ impl PeerInner {
     ) -> R {
         let (result, next) = {
             let mut session = self.session.lock();
+            let before = session.means();
             let result = event(&mut session, time::now());
+            if before == Means::Best && session.means() == Means::Spare {
+                self.core.counts.fell_back();
+            }
             (result, session.next_timeout())
         };
         self.drive();
@@ -417,6 +422,12 @@ impl PeerInner {
     /// What carries transfers to it by these means, since the last handshake.
     pub(crate) fn transport(&self, means: Means) -> Option<Transport> {
         self.offer.lock().as_ref().map(|offer| offer.transport(means))
+    }
+
+    /// Whether any of these regions of its is a file's, as far as it has told.
+    pub(crate) fn has_file_among(&self, mut regions: impl Iterator<Item = RegionId>) -> bool {
+        let table = self.table.read();
+        regions.any(|id| table.region(id).is_some_and(|region| region.location == Location::File))
     }
 
     pub(crate) fn lanes(&self) -> &Lanes {

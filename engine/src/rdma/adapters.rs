@@ -45,8 +45,7 @@ impl Adapters {
         let names_devices = settings.names_devices();
         match Self::open(settings, registry, is_demanded) {
             Ok(adapters) => Ok(Ok(Arc::new(adapters))),
-            Err(error) if is_demanded => Err(error),
-            Err(error @ RdmaError::Selection(_)) if names_devices => Err(error),
+            Err(error) if is_demanded || names_devices => Err(error),
             Err(error) => Ok(Err(error.to_string().into())),
         }
     }

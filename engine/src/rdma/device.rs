@@ -30,6 +30,9 @@ pub(crate) struct Device {
     regions: Mutex<HashMap<RegionId, (u64, u64)>>,
     /// Held while a region is registered, which takes long.
     registering: Mutex<()>,
+    /// Held while it is asked what it has to tell, and what follows is done: one after the other, as it
+    /// came.
+    telling: Mutex<()>,
     /// How many engines may use nothing but RDMA.
     demanders: AtomicUsize,
     state: Mutex<State>,
@@ -66,6 +69,7 @@ impl Device {
             verbs: verbs.clone(),
             regions: Mutex::default(),
             registering: Mutex::default(),
+            telling: Mutex::default(),
             demanders: AtomicUsize::new(0),
             state: Mutex::default(),
             revived: watch::Sender::new(0),
@@ -89,10 +93,17 @@ impl Device {
         &self.registered
     }
 
-    /// An engine uses a port by this address.
+    /// An engine uses a port by this address, as it is now.
     pub(super) fn uses(&self, port: PortNumber, gid: GidIndex) {
         let found = self.context.gid(port, gid).ok();
         self.state.lock().used.insert((port, gid), found);
+        // It may have been given up for an address that is another now.
+        self.look_at(port);
+    }
+
+    /// Whether this is the process that has opened it, and no child of that.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// An engine may use nothing but RDMA: memory that cannot be registered is an error from now on.
@@ -115,24 +126,29 @@ impl Device {
         state.obstacle.clone().or_else(|| state.down.get(&port).cloned())
     }
 
-    /// Registers a region, unless it is already, or is a file's, which no device reaches. It is given
-    /// back when the region goes.
-    fn register(self: &Arc<Self>, region: &RegionInner) -> Result<(), VerbsError> {
+    /// Registers a region, unless it is already. It is given back when the region goes. Whether it was
+    /// registered now.
+    fn register(self: &Arc<Self>, region: &RegionInner) -> Result<bool, VerbsError> {
+        if !self.is_own_process() {
+            return Ok(false);
+        }
         let _registering = self.registering.lock();
         let is_over = self.obstacle().is_some();
         if is_over || self.regions.lock().contains_key(&region.id) {
-            return Ok(());
+            return Ok(false);
         }
         // A region that has gone meanwhile needs none.
-        let Ok(memory) = region.memory() else { return Ok(()) };
+        let Ok(memory) = region.memory() else { return Ok(false) };
         self.registered.register(&memory)?;
         self.regions.lock().insert(region.id, (region.base(), region.length()));
         let borrower: Arc<dyn Borrower> = self.clone();
         let borrower: Weak<dyn Borrower> = Arc::downgrade(&borrower);
-        if !region.tell(borrower) {
+        // The device may have been given up meanwhile, with what was registered by then.
+        if !region.tell(borrower) || self.obstacle().is_some() {
             self.recall(region.id);
+            return Ok(false);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Registers a region with all of these, side by side. One that does not take it is not used any
@@ -144,7 +160,7 @@ impl Device {
         if region.location() == Location::File {
             return Ok(());
         }
-        let results: Vec<Result<(), VerbsError>> = match devices {
+        let results: Vec<Result<bool, VerbsError>> = match devices {
             [device] => vec![device.register(region)],
             devices => std::thread::scope(|scope| {
                 let registering: Vec<_> =
@@ -156,10 +172,16 @@ impl Device {
                 joined.collect()
             }),
         };
+        // Others' engines may use what was registered before.
+        let registered: Vec<_> = devices
+            .iter()
+            .zip(&results)
+            .filter_map(|(device, result)| matches!(result, Ok(true)).then_some(device))
+            .collect();
         for (device, result) in devices.iter().zip(results) {
             let Err(source) = result else { continue };
             if devices.iter().any(|one| one.demanders.load(Ordering::Relaxed) > 0) {
-                devices.iter().for_each(|one| one.recall(region.id));
+                registered.iter().for_each(|one| one.recall(region.id));
                 return Err(RdmaError::Region { region: region.id, source });
             }
             let error = RdmaError::Region { region: region.id, source };
@@ -208,6 +230,7 @@ impl Device {
 
     /// Takes what the device has to tell, and does what follows for queue pairs.
     pub(crate) fn take_events(&self) {
+        let _telling = self.telling.lock();
         loop {
             match self.context.next_event() {
                 Ok(Some(event)) => self.happened(event),
@@ -221,10 +244,13 @@ impl Device {
         tracing::info!(device = %self.name(), ?event, "an RDMA device tells something");
         match event {
             DeviceEvent::PortDown(port) => self.port_down(port, "its link is down"),
-            DeviceEvent::PortActive(port) => self.look_at(port),
+            // An address that is used may have gone, or another one may.
+            DeviceEvent::PortActive(port) | DeviceEvent::AddressesChanged(port) => {
+                self.look_at(port);
+            }
             DeviceEvent::PortChanged(port) => {
-                // Queue pairs keep the addresses that they were made with.
-                self.port_down(port, "its addresses, keys or routes have changed");
+                // Queue pairs keep what they were made with.
+                self.port_down(port, "its local identifier or its keys have changed");
                 self.look_at(port);
             }
             DeviceEvent::DeviceBroken => self.give_up("it has failed, as it says itself"),
@@ -290,7 +316,7 @@ impl Berth {
 
 impl Borrower for Device {
     fn recall(&self, region: RegionId) {
-        if self.process != std::process::id() {
+        if !self.is_own_process() {
             return;
         }
         let gone = self.regions.lock().remove(&region);
@@ -302,7 +328,7 @@ impl Borrower for Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.is_own_process() {
             // One handle more than is ever dropped.
             std::mem::forget((self.context.clone(), self.registered.clone()));
         }

@@ -127,7 +127,8 @@ impl Registry {
     ) -> Result<Arc<Device>, RdmaError> {
         let mut known = self.0.devices.lock();
         known.retain(|one| one.strong_count() > 0);
-        let open = known.iter().filter_map(Weak::upgrade).find(|one| one.is(verbs, name));
+        let is_it = |one: &Arc<Device>| one.is(verbs, name) && one.is_own_process();
+        let open = known.iter().filter_map(Weak::upgrade).find(is_it);
         if let Some(device) = open.filter(|device| device.obstacle().is_none()) {
             return Ok(device);
         }

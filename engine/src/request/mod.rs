@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_proto::frame::limits;
+use kvferry_transport::memory::Location;
 
 use crate::completion::{Ended, Transfer};
 use crate::error::{Error, Remote, TransferError};
 use crate::peer::{PeerDriver, PeerInner};
-use crate::registry::Holder;
+use crate::registry::{Holder, RegionInner};
 use crate::session::Means;
 use crate::time;
 use crate::transfer::cargo::{Cargo, Terms};
@@ -105,13 +106,20 @@ impl Request {
         });
         let deadline = time::after(begun, allowed);
         // As the best is, also while its spare has its place: it may be back before this has ended.
-        let pays = match self.peer.transport(Means::Best) {
+        let best = self.peer.transport(Means::Best);
+        let pays = match best {
             Some(Transport::Local) => plan.bytes() >= REFERENCE_BYTES,
             Some(Transport::Rdma) => plan.bytes() > 0,
             Some(Transport::Tcp) | None => false,
         };
-        // What is checked on its way has to be on a way.
-        let by_reference = pays && !self.checksum;
+        // No adapter writes to a file, and what is checked on its way has to be on a way.
+        let is_by_adapter = best == Some(Transport::Rdma);
+        let is_file = |region: &Arc<RegionInner>| region.location() == Location::File;
+        let lands_in_file = match self.op {
+            Op::Read => regions.iter().any(is_file),
+            Op::Write => self.peer.has_file_among(remotes.iter().map(|(_, region)| *region)),
+        };
+        let by_reference = pays && !self.checksum && !(is_by_adapter && lands_in_file);
         let spec = Spec {
             op: self.op,
             slice_bytes: plan.slices().iter().map(|slice| slice.bytes).collect(),

@@ -89,16 +89,20 @@ fn files_and_what_carries_checksums_go_by_the_stream_and_the_report_says_so() {
     let target = End::new(&standin, 64, |builder| builder).shared();
     let initiator = End::new(&standin, 64, |builder| builder);
     initiator.fill(1);
+    let map_file = |end: &End| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * 4096).unwrap();
+        end.registry().register(Memory::map_file(file).unwrap(), Access::ReadWrite).unwrap()
+    };
+    let their_file = map_file(&target);
+    their_file.share(Access::ReadWrite).unwrap();
     let (peer, remote) = initiator.meet(&target);
     let write = || peer.write(initiator.layer.blocks(initiator.all()), remote.blocks(target.all()));
     let report = write().checksum(true).submit().unwrap().wait().unwrap();
     assert_eq!((report.transport, report.by_reference), ("tcp", false));
     assert_eq!(target.first_wrong(1), None);
 
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(64 * 4096).unwrap();
-    let file = initiator.registry().register(Memory::map_file(file).unwrap(), Access::ReadWrite);
-    let file = file.unwrap();
+    let file = map_file(&initiator);
     let whole = peer.find(target.cache.base(), 64 * 4096).unwrap();
     let span = whole.span(0, 64 * 4096).unwrap();
     let report = peer.write(file.whole(), span).submit().unwrap().wait().unwrap();
@@ -106,4 +110,21 @@ fn files_and_what_carries_checksums_go_by_the_stream_and_the_report_says_so() {
     let mut zeros = vec![1; 64 * 4096];
     target.cache.read_at(0, &mut zeros).unwrap();
     assert!(zeros.iter().all(|byte| *byte == 0));
+
+    // Nor does an adapter write to one, at either end.
+    target.fill(2);
+    let span = whole.span(0, 64 * 4096).unwrap();
+    let report = peer.read(span, file.whole()).submit().unwrap().wait().unwrap();
+    assert_eq!((report.transport, report.by_reference), ("tcp", false));
+    let (mut there, mut here) = (zeros, vec![0; 64 * 4096]);
+    target.cache.read_at(0, &mut there).unwrap();
+    file.read_at(0, &mut here).unwrap();
+    assert!(there == here && here.iter().any(|byte| *byte != 0));
+    let whole = peer.find(their_file.base(), 64 * 4096).unwrap();
+    let span = whole.span(0, 64 * 4096).unwrap();
+    let report = peer.write(initiator.cache.whole(), span).submit().unwrap().wait().unwrap();
+    assert_eq!((report.transport, report.by_reference), ("tcp", false));
+    their_file.read_at(0, &mut there).unwrap();
+    initiator.cache.read_at(0, &mut here).unwrap();
+    assert!(there == here);
 }

@@ -94,7 +94,10 @@ pub enum DeviceEvent {
     PortActive(PortNumber),
     /// A port no longer carries traffic.
     PortDown(PortNumber),
-    /// Addresses, keys or routes of a port have changed: what was agreed on with peers may be stale.
+    /// Addresses of a port have come or gone, or another keeps the fabric: those that are used may be the
+    /// same as before.
+    AddressesChanged(PortNumber),
+    /// The local identifier or the keys of a port have changed: what was agreed on with peers is stale.
     PortChanged(PortNumber),
     /// A queue pair, by its number, does not work any more.
     QueuePairBroken(u32),
@@ -247,11 +250,11 @@ fn told(event: &ibv_async_event) -> DeviceEvent {
     match event.event_type {
         IBV_EVENT_PORT_ACTIVE => DeviceEvent::PortActive(port()),
         IBV_EVENT_PORT_ERR => DeviceEvent::PortDown(port()),
-        IBV_EVENT_GID_CHANGE
-        | IBV_EVENT_LID_CHANGE
-        | IBV_EVENT_PKEY_CHANGE
-        | IBV_EVENT_SM_CHANGE
-        | IBV_EVENT_CLIENT_REREGISTER => DeviceEvent::PortChanged(port()),
+        // Some of a port's addresses, or who keeps the fabric: queue pairs stand while theirs does.
+        IBV_EVENT_GID_CHANGE | IBV_EVENT_SM_CHANGE | IBV_EVENT_CLIENT_REREGISTER => {
+            DeviceEvent::AddressesChanged(port())
+        }
+        IBV_EVENT_LID_CHANGE | IBV_EVENT_PKEY_CHANGE => DeviceEvent::PortChanged(port()),
         IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
             let pair = event.element.cast::<ibv_qp>();
             // SAFETY: an event of a queue pair names one that exists: to destroy it waits until all
