@@ -195,6 +195,7 @@ class GrantedEngine:
     def close(self) -> None:
         """Ends it: nothing is read or written any more when this returns. May be called again."""
         engine, self._engine = self._engine, None
+        self._peers.clear()
         if engine is not None:
             engine.shutdown()
         for region in self._regions:
