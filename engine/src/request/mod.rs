@@ -14,7 +14,7 @@ use kvferry_transport::memory::Location;
 use crate::completion::{Ended, Transfer};
 use crate::error::{Error, Remote, TransferError};
 use crate::peer::{PeerDriver, PeerInner};
-use crate::registry::{Holder, RegionInner};
+use crate::registry::Holder;
 use crate::session::Means;
 use crate::time;
 use crate::transfer::cargo::{Cargo, Terms};
@@ -112,14 +112,13 @@ impl Request {
             Some(Transport::Rdma) => plan.bytes() > 0,
             Some(Transport::Tcp) | None => false,
         };
-        // No adapter writes to a file, and what is checked on its way has to be on a way.
-        let is_by_adapter = best == Some(Transport::Rdma);
-        let is_file = |region: &Arc<RegionInner>| region.location() == Location::File;
-        let lands_in_file = match self.op {
-            Op::Read => regions.iter().any(is_file),
+        // What is checked on its way has to be on a way, and no adapter writes to a file.
+        let lands_in_file = || match self.op {
+            Op::Read => regions.iter().any(|region| region.location() == Location::File),
             Op::Write => self.peer.has_file_among(remotes.iter().map(|(_, region)| *region)),
         };
-        let by_reference = pays && !self.checksum && !(is_by_adapter && lands_in_file);
+        let by_reference =
+            pays && !self.checksum && !(best == Some(Transport::Rdma) && lands_in_file());
         let spec = Spec {
             op: self.op,
             slice_bytes: plan.slices().iter().map(|slice| slice.bytes).collect(),
