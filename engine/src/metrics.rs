@@ -112,7 +112,6 @@ pub(crate) struct Carriers(pub(crate) u8);
 
 impl Carriers {
     const MOST: u8 = 8;
-    const EACH: [Transport; 3] = [Transport::Tcp, Transport::Local, Transport::Rdma];
 
     pub(crate) fn of(transport: Transport) -> Self {
         match transport {
@@ -127,13 +126,14 @@ impl Carriers {
     }
 
     pub(crate) fn name(self) -> &'static str {
-        match Self::EACH.map(|one| self.0 & Self::of(one).0 != 0) {
-            [true, false, false] => Transport::Tcp.name(),
-            [false, true, false] => Transport::Local.name(),
-            [false, false, true] => Transport::Rdma.name(),
-            [true, true, false] => "local and tcp",
-            [true, false, true] => "rdma and tcp",
-            [false, true, true] => "local and rdma",
+        let [local, rdma, tcp] = Transport::ALL;
+        match Transport::ALL.map(|one| self.0 & Self::of(one).0 != 0) {
+            [true, false, false] => local.name(),
+            [false, true, false] => rdma.name(),
+            [false, false, true] => tcp.name(),
+            [true, true, false] => "local and rdma",
+            [true, false, true] => "local and tcp",
+            [false, true, true] => "rdma and tcp",
             [true, true, true] => "local, rdma and tcp",
             [false, false, false] => "none",
         }

@@ -22,6 +22,9 @@ pub enum Transport {
 }
 
 impl Transport {
+    /// All there are, the best first.
+    pub const ALL: [Self; 3] = [Self::Local, Self::Rdma, Self::Tcp];
+
     /// Its name in reports, logs and settings.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -30,6 +33,12 @@ impl Transport {
             Self::Local => "local",
             Self::Rdma => "rdma",
         }
+    }
+
+    /// The one of this name, if there is one.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
     }
 }
 
@@ -63,9 +72,7 @@ impl Transports {
 
     /// All that may be used, the best first.
     pub(crate) fn permitted(self) -> impl Iterator<Item = Transport> {
-        [Transport::Local, Transport::Rdma, Transport::Tcp]
-            .into_iter()
-            .filter(move |one| self.permit(*one))
+        Transport::ALL.into_iter().filter(move |one| self.permit(*one))
     }
 
     /// What the environment says; `Auto` where it says nothing.
@@ -84,13 +91,11 @@ impl FromStr for Transports {
     type Err = Error;
 
     fn from_str(value: &str) -> Result<Self, Error> {
-        match value {
-            "auto" => Ok(Self::Auto),
-            "tcp" => Ok(Self::Only(Transport::Tcp)),
-            "local" => Ok(Self::Only(Transport::Local)),
-            "rdma" => Ok(Self::Only(Transport::Rdma)),
-            value => Err(Error::UnknownTransport { value: value.into() }),
+        if value == "auto" {
+            return Ok(Self::Auto);
         }
+        let only = Transport::named(value).map(Self::Only);
+        only.ok_or_else(|| Error::UnknownTransport { value: value.into() })
     }
 }
 

@@ -71,7 +71,6 @@ pub(crate) fn direction(name: &str) -> PyResult<Direction> {
 
 pub(crate) fn transport(name: Option<&str>) -> PyResult<Option<Transport>> {
     let Some(name) = name else { return Ok(None) };
-    let known = [Transport::Tcp, Transport::Local, Transport::Rdma];
-    let found = known.into_iter().find(|one| one.name() == name);
+    let found = Transport::named(name);
     found.map(Some).ok_or_else(|| PyValueError::new_err(format!("there is no transport {name:?}")))
 }
