@@ -108,11 +108,7 @@ pub(super) async fn open(
     let (mut fetcher, berth) = half.connect(&theirs).map_err(|error| failed(&error))?;
     // That it is connected says nothing of the way between: a lane is up once that has been gone.
     prove(&mut fetcher).await.map_err(|error| failed(&error))?;
-    let into_std = |stream: tokio::net::TcpStream| {
-        stream.set_nodelay(true)?;
-        stream.into_std()
-    };
-    let stream = into_std(stream).map_err(|error| failed(&error))?;
+    let stream = stream.into_std().map_err(|error| failed(&error))?;
     let bond = Bond::Pair(Box::new(fetcher), berth);
     let (pairs, at) = (pairs.clone(), taken.at);
     let on_gone = Box::new(move |has_failed| pairs.give_back(at, lane, has_failed));

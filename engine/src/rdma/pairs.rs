@@ -83,9 +83,7 @@ impl Pairs {
         state.retry_at = Some(now + wait.min(BACKOFF_MOST));
         state.failures += 1;
     }
-}
 
-impl Pairs {
     /// See [`PairChoice::spread`].
     fn spread(&mut self) -> Vec<LaneId> {
         for state in &mut self.pairs {
