@@ -43,8 +43,10 @@ enum Phase {
 /// By what a payload comes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// As its frame does, in whose buffer it begins.
+    /// The stream, as its frame does, in whose buffer it begins.
     Frames,
+    /// The ring, as its frame does: through the buffer.
+    Ring,
     /// The stream, while other frames may have come through the ring.
     Stream,
 }
@@ -199,8 +201,11 @@ impl Receiver {
                     self.phase = match incoming {
                         Incoming::Done | Incoming::Quiet if left == 0 => Phase::Prefix,
                         Incoming::Payload(landing) => {
-                            let is_beside = self.ring.is_some() && left > RING_PAYLOAD_BYTES;
-                            let by = if is_beside { By::Stream } else { By::Frames };
+                            let by = match &self.ring {
+                                None => By::Frames,
+                                Some(_) if left <= RING_PAYLOAD_BYTES => By::Ring,
+                                Some(_) => By::Stream,
+                            };
                             Phase::Payload { landing, left, landed: Landed::Whole, by }
                         }
                         Incoming::Work(work) if left == 0 => Phase::Work(work),
@@ -212,8 +217,7 @@ impl Receiver {
                     };
                 }
                 Phase::Payload { landing, left, landed, by } => {
-                    let is_here = *by == By::Frames;
-                    let take = if is_here { (*left).min(available.len()) } else { 0 };
+                    let take = if *by == By::Stream { 0 } else { (*left).min(available.len()) };
                     if take > 0 {
                         let bytes = &available[..take];
                         if *landed == Landed::Whole {
@@ -246,9 +250,8 @@ impl Receiver {
     /// Takes bytes: into place while a payload is due, into the buffer otherwise.
     fn fetch(&mut self, lane: &Lane) -> io::Result<usize> {
         let socket = self.stream.as_raw_fd();
-        let is_by_ring = self.ring.is_some();
         if let Phase::Payload { landing, left, landed, by } = &mut self.phase
-            && !(is_by_ring && *by == By::Frames)
+            && *by != By::Ring
         {
             let tail = if *by == By::Frames {
                 // `consume` left nothing in the buffer while a payload is due.
