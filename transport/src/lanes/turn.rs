@@ -22,7 +22,13 @@ struct SchedAttr {
     period_ns: u64,
 }
 
+const SIZE: c_long = 48;
+
 const _: () = assert!(size_of::<SchedAttr>() == 48);
+
+const THIS_THREAD: c_long = 0;
+
+const NO_FLAGS: c_long = 0;
 
 /// Asks for short turns of the calling thread, at the same share of the processor.
 ///
@@ -33,25 +39,26 @@ const _: () = assert!(size_of::<SchedAttr>() == 48);
 /// # Errors
 /// What the kernel says.
 pub(super) fn ask_for_short_turns() -> io::Result<()> {
-    let mut attributes = SchedAttr::default();
-    let size: c_long = 48;
-    let (this_thread, no_flags): (c_long, c_long) = (0, 0);
-    // SAFETY: the kernel fills at most `size` bytes, which the structure has.
-    let read = unsafe {
-        libc::syscall(libc::SYS_sched_getattr, this_thread, &raw mut attributes, size, no_flags)
-    };
-    if read != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let mut attributes = attributes()?;
     if attributes.policy != u32::try_from(libc::SCHED_OTHER).unwrap_or(0) {
         return Ok(());
     }
     attributes.runtime_ns = TURN_NS;
     // SAFETY: the kernel reads as many bytes as the structure says it has, and changes this thread only.
     let set = unsafe {
-        libc::syscall(libc::SYS_sched_setattr, this_thread, &raw const attributes, no_flags)
+        libc::syscall(libc::SYS_sched_setattr, THIS_THREAD, &raw const attributes, NO_FLAGS)
     };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The calling thread's, as it is scheduled now.
+fn attributes() -> io::Result<SchedAttr> {
+    let mut attributes = SchedAttr::default();
+    // SAFETY: the kernel fills at most `SIZE` bytes, which the structure has.
+    let read = unsafe {
+        libc::syscall(libc::SYS_sched_getattr, THIS_THREAD, &raw mut attributes, SIZE, NO_FLAGS)
+    };
+    if read == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -60,19 +67,9 @@ mod tests {
 
     #[test]
     fn an_ordinary_thread_has_short_turns_and_keeps_its_nice_value() {
-        let of_this_thread = || {
-            let mut attributes = SchedAttr::default();
-            let (thread, size, flags): (c_long, c_long, c_long) = (0, 48, 0);
-            // SAFETY: as above.
-            let read = unsafe {
-                libc::syscall(libc::SYS_sched_getattr, thread, &raw mut attributes, size, flags)
-            };
-            assert_eq!(read, 0);
-            attributes
-        };
-        let before = of_this_thread();
+        let before = attributes().unwrap();
         ask_for_short_turns().unwrap();
-        let after = of_this_thread();
+        let after = attributes().unwrap();
         assert_eq!((after.policy, after.nice), (before.policy, before.nice));
         // Before Linux 6.12 nothing is told of it.
         assert!(after.runtime_ns == TURN_NS || after.runtime_ns == before.runtime_ns);
