@@ -1,4 +1,5 @@
-"""What is kept only so far: the latest entries of a mapping, and grants until they are taken back."""
+"""What is kept only so far: the latest entries of a mapping, peers among them, and grants until they are
+taken back."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from .._native import Grant
+from .._native import Engine, Grant, Peer
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -31,6 +32,20 @@ class Latest(OrderedDict[K, V]):
         """The value of a key that there is, which is kept for longer now."""
         self.move_to_end(key)
         return self[key]
+
+
+class Peers(Latest[str, Peer]):
+    """The peers of an engine by their addresses: of more than 4,096, those that were asked for longest ago
+    are connected to anew. On one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(4096)
+
+    def of(self, engine: Engine, address: str) -> Peer:
+        """The peer at an address."""
+        if address not in self:
+            self[address] = engine.peer(address)
+        return self.use(address)
 
 
 class Grants:

@@ -17,7 +17,7 @@ from typing import Any
 from ..._errors import DeadlineError, Error
 from ..._native import Engine, Pairs, Peer, Post, process_registry
 from .. import _letters
-from .._kept import Latest
+from .._kept import Peers
 from .._memory import Shared
 from ._types import (
     Read,
@@ -36,9 +36,6 @@ __all__ = ["Read", "TransferEngine", "TransferNotify", "TransferOpcode", "Write"
 
 logger = logging.getLogger(__name__)
 
-# Of more peers than these, those that were used longest ago are connected to anew.
-_PEERS = 4096
-
 # How many transfers may be started whose end nobody has asked for.
 _BATCHES = 65536
 
@@ -51,7 +48,7 @@ class TransferEngine:
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
-        self._peers: Latest[str, Peer] = Latest(_PEERS)
+        self._peers = Peers()
         self._memory = Shared()
         self._batches: dict[int, Post] = {}
         self._next_batch = itertools.count(1)
@@ -383,9 +380,7 @@ class TransferEngine:
 
     def _peer(self, name: str) -> Peer:
         with self._changing:
-            if name not in self._peers:
-                self._peers[name] = self._running().peer(name)
-            return self._peers.use(name)
+            return self._peers.of(self._running(), name)
 
     def _ready(self, name: str) -> None:
         self._peer(name).ready()

@@ -19,15 +19,12 @@ import numpy as np
 
 from ..._errors import Error
 from ..._native import Descriptors, Engine, Peer, Region, RemoteGrant, process_registry
-from .._kept import Grants, Latest
+from .._kept import Grants, Peers
 from ._types import check_metadata_server, rdma_devices, transport
 
 __all__ = ["GrantedEngine", "Session", "SessionError", "ranges", "spans_of"]
 
 logger = logging.getLogger(__name__)
-
-# Of more peers than these, those that were written to longest ago are connected to anew.
-_PEERS = 4096
 
 
 class SessionError(ValueError):
@@ -97,7 +94,7 @@ class GrantedEngine:
         """What peers may write now, by what it was granted for."""
         # How many bytes are to come under each grant.
         self._expected: dict[int, int] = {}
-        self._peers: Latest[str, Peer] = Latest(_PEERS)
+        self._peers = Peers()
         self._looking = threading.Lock()
 
     def initialize(self, hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
@@ -157,9 +154,7 @@ class GrantedEngine:
         """Who granted. One that is known, and its memory, is not asked again: that would be a round trip more
         for each write, which waits for threads that have no hurry."""
         with self._looking:
-            if to.address not in self._peers:
-                self._peers[to.address] = self.engine.peer(to.address)
-            peer = self._peers.use(to.address)
+            peer = self._peers.of(self.engine, to.address)
         if peer.incarnation != to.owner or there.first_unshared(peer) is not None:
             peer.ready()
         return peer
