@@ -6,7 +6,7 @@
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -138,14 +138,10 @@ impl Server {
 
     /// Its client is through.
     pub(crate) fn finish(mut self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + MANNERS;
-        loop {
-            match self.child.try_wait()? {
-                Some(status) if status.success() => return Ok(()),
-                Some(status) => bail!("perftest's server failed ({status})"),
-                None => ensure!(Instant::now() < deadline, "perftest's server does not end"),
-            }
-            thread::sleep(Duration::from_millis(5));
+        match ended_within(&mut self.child, MANNERS)? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => bail!("perftest's server failed ({status})"),
+            None => bail!("perftest's server does not end"),
         }
     }
 }
@@ -178,17 +174,30 @@ fn spawn(command: &mut Command) -> anyhow::Result<Child> {
 
 /// Waits for a process whose output fits into its pipes, and kills it when its time is up.
 fn finish(mut child: Child, patience: Duration) -> anyhow::Result<Output> {
+    let is_late = ended_within(&mut child, patience)?.is_none();
+    if is_late {
+        child.kill()?;
+    }
+    let output = child.wait_with_output()?;
+    ensure!(
+        !is_late,
+        "perftest did not end within {} s: {}",
+        patience.as_secs(),
+        String::from_utf8_lossy(&output.stdout)
+    );
+    Ok(output)
+}
+
+/// How a process has ended, if it has by the time that it is given.
+fn ended_within(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + patience;
-    while child.try_wait()?.is_none() {
-        if Instant::now() > deadline {
-            child.kill()?;
-            let output = child.wait_with_output()?;
-            let said = String::from_utf8_lossy(&output.stdout);
-            bail!("perftest did not end within {} s: {said}", patience.as_secs());
+    loop {
+        let ended = child.try_wait()?;
+        if ended.is_some() || Instant::now() > deadline {
+            return Ok(ended);
         }
         thread::sleep(Duration::from_millis(5));
     }
-    Ok(child.wait_with_output()?)
 }
 
 /// Whether a socket of this host accepts connections on a port.
