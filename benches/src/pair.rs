@@ -174,7 +174,7 @@ impl Pair {
             self.side.place(part, *shape)?;
             self.runtime
                 .block_on(self.peer.ready())
-                .context("asking the target for its layouts")?;
+                .with_context(|| format!("asking {} for its layouts", self.target.name()))?;
             let remotes =
                 (0..shape.layers).map(|layer| self.peer.layout(&format!("{name}.{layer}")));
             self.parts.push(Part {

@@ -60,6 +60,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// What it is called in errors.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Starts a target, or connects to one, and makes sure that it understands.
     pub(crate) fn open(whereabouts: &Whereabouts, patience: Duration) -> anyhow::Result<Self> {
         let mut link = match whereabouts {
