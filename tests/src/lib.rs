@@ -6,6 +6,7 @@
 //! | [`fuzz`] | everything that parses what comes from the network, fed with anything |
 //! | [`hosts`] | other people's machines, from a page of facts to a tree of files |
 //! | [`command`] | what a test tells a peer process, and what that answers |
+//! | [`death`] | how a peer dies in the middle of a request |
 //! | [`process`] | peer processes: started, told, stopped, woken, killed |
 //! | [`own`] | an engine in the test's own process, with all of its interface at hand |
 //! | [`proxy`] | a TCP relay between two processes that holds bytes back and cuts connections |
@@ -22,6 +23,7 @@
 
 pub mod bootstrap;
 pub mod command;
+pub mod death;
 pub mod fuzz;
 pub mod hosts;
 pub mod own;

@@ -72,8 +72,7 @@ pub const OVER_VARIABLE: &str = "KVFERRY_TESTS_OVER";
 #[must_use]
 pub fn over_by_environment() -> Option<Transport> {
     let name = std::env::var(OVER_VARIABLE).ok()?;
-    let all = [Transport::Tcp, Transport::Local, Transport::Rdma];
-    let found = all.into_iter().find(|transport| transport.name() == name);
+    let found = Transport::named(&name);
     Some(found.unwrap_or_else(|| panic!("{OVER_VARIABLE}={name} names no transport")))
 }
 
@@ -276,8 +275,20 @@ impl Process {
         to: &Self,
         write: bool,
     ) -> Vec<u8> {
-        let (name, peer, ttl_ms) = (name.into(), to.incarnation, 60_000);
-        match self.tell(&Command::Grant { name, blocks, peer, write, ttl_ms }) {
+        self.grant_to(name, blocks, to.incarnation, write, Duration::from_secs(60))
+    }
+
+    /// Grants blocks to whoever is of this incarnation. Returns the ticket.
+    pub fn grant_to(
+        &mut self,
+        name: &str,
+        blocks: std::ops::Range<u32>,
+        peer: u64,
+        write: bool,
+        ttl: Duration,
+    ) -> Vec<u8> {
+        let ttl_ms = u64::try_from(ttl.as_millis()).expect("no grant is for so long");
+        match self.tell(&Command::Grant { name: name.into(), blocks, peer, write, ttl_ms }) {
             Answer::Ticket(ticket) => ticket,
             other => panic!("{other:?}"),
         }

@@ -20,7 +20,7 @@ use kvferry_transport::local::{
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use crate::command::{Answer, Command, Setup};
+use crate::command::Setup;
 use crate::process::{Cache, Process, run_directory};
 
 /// A lane to a peer process, spoken by hand.
@@ -266,12 +266,8 @@ pub fn granted_to(initiator: u64) -> (Process, Ticket) {
 /// Has a peer grant blocks to an initiator that is no engine, to be written for a minute.
 #[must_use]
 pub fn grant(target: &mut Process, name: &str, initiator: u64, blocks: Range<u32>) -> Ticket {
-    let (name, peer) = (name.into(), initiator);
-    let grant = Command::Grant { name, blocks, peer, write: true, ttl_ms: 60_000 };
-    match target.tell(&grant) {
-        Answer::Ticket(ticket) => Ticket::decode(&ticket).expect("it is a ticket"),
-        other => panic!("{other:?}"),
-    }
+    let ticket = target.grant_to(name, blocks, initiator, true, Duration::from_secs(60));
+    Ticket::decode(&ticket).expect("it is a ticket")
 }
 
 /// The frame of a write of `payload` to one span, under a grant.

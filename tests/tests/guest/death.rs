@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use kvferry_tests::command::{Answer, Command, Farewell, Move, Setup, Way};
+use kvferry_tests::death::{CASES, Death};
 use kvferry_tests::process::{Process, bare, blocks, pull, push};
 
 use super::rails::{
@@ -17,19 +18,6 @@ const DEADLINE: Duration = Duration::from_secs(4);
 
 /// How much later that may be seen: this machine is emulated.
 const SLACK: Duration = Duration::from_secs(2);
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Death {
-    Killed,
-    Stopped,
-}
-
-const CASES: [(Way, Death); 4] = [
-    (Way::Push, Death::Killed),
-    (Way::Push, Death::Stopped),
-    (Way::Pull, Death::Killed),
-    (Way::Pull, Death::Stopped),
-];
 
 fn watchful() -> Setup {
     Setup { liveness_ms: Some((300, 1200)), ..Setup::default() }
@@ -49,13 +37,6 @@ fn begin(way: Way, owner: &mut Process, initiator: &mut Process) {
     }
 }
 
-fn die(death: Death, process: &mut Process) {
-    match death {
-        Death::Killed => process.kill(),
-        Death::Stopped => process.stop(),
-    }
-}
-
 #[test]
 fn an_owner_whose_initiator_dies_takes_its_memory_back_and_serves_the_next() {
     let before = resources();
@@ -63,7 +44,7 @@ fn an_owner_whose_initiator_dies_takes_its_memory_back_and_serves_the_next() {
         let mut owner = side_with(FAR, watchful(), OWN);
         let mut initiator = side_with(NEAR, watchful(), OWN);
         begin(way, &mut owner, &mut initiator);
-        die(death, &mut initiator);
+        death.befall(&mut initiator);
         owner.await_held("rid of its lanes", |held| held.lanes_accepted == 0);
         assert!(owner.revoke("g") < SLACK, "{way:?} {death:?}");
         assert_eq!(owner.held().grants, 0);
@@ -92,7 +73,7 @@ fn an_initiator_whose_owner_dies_ends_in_time_and_goes_on_with_the_next() {
         let mut initiator = side_with(NEAR, watchful(), OWN);
         begin(way, &mut owner, &mut initiator);
         let began = Instant::now();
-        die(death, &mut owner);
+        death.befall(&mut owner);
         let end = initiator.wait("t", DEADLINE + SLACK);
         assert!(["Unreachable", "Deadline"].contains(&end.cause()), "{way:?} {death:?}: {end:?}");
         assert!(end.is_retryable());

@@ -80,14 +80,8 @@ fn an_owner_that_revokes_keeps_its_blocks_though_a_stopped_writer_wakes_later() 
 fn a_grant_that_ends_by_the_clock_stops_a_write_in_its_middle() {
     let (mut owner, mut writer) = owner_and_peer();
     writer.fill(0..COUNT, 1);
-    let grant = Command::Grant {
-        name: "g".into(),
-        blocks: 0..COUNT,
-        peer: writer.incarnation,
-        write: true,
-        ttl_ms: 1000,
-    };
-    let Answer::Ticket(ticket) = owner.tell(&grant) else { panic!("no ticket") };
+    let ticket =
+        owner.grant_to("g", 0..COUNT, writer.incarnation, true, Duration::from_millis(1000));
     let fault = delay();
     writer.submit("t", patient(Move { ticket: Some(ticket), ..push(&owner, COUNT) }));
     let end = writer.wait("t", PATIENCE);

@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 
 use kvferry_engine::{Error, Region, Transport, Transports};
 use kvferry_proto::frame::{Control, Descriptor, KeyLoan, Reply, Request, SliceHead, Status};
-use kvferry_proto::message::Ticket;
 use kvferry_proto::{GrantId, LaneId, RegionId, TransferId};
 use kvferry_tests::command::{Answer, Command, Setup};
 use kvferry_tests::own::{Own, adapters};
 use kvferry_tests::pattern;
 use kvferry_tests::process::{Cache, Process};
 use kvferry_tests::verbs::{Offer, Side};
-use kvferry_tests::wire::RawLane;
+use kvferry_tests::wire::{RawLane, grant};
 use kvferry_transport::rdma::verbs::QueuePair;
 
 use super::rails::{
@@ -132,15 +131,7 @@ fn a_forged_key_is_refused_by_the_adapter_and_its_neighbours_are_read_on_another
     let setup = Setup { rdma_devices: Some("rxe_b0".into()), ..Setup::default() };
     let mut target = Process::start_over(Transport::Rdma, setup, cache);
     target.fill(0..8, 5);
-    let grant = Command::Grant {
-        name: "g".into(),
-        blocks: 0..8,
-        peer: INITIATOR,
-        write: true,
-        ttl_ms: 60_000,
-    };
-    let Answer::Ticket(ticket) = target.tell(&grant) else { panic!("no ticket") };
-    let ticket = Ticket::decode(&ticket).unwrap();
+    let ticket = grant(&mut target, "g", INITIATOR, 0..8);
     let into = (ticket.grant, ticket.spans[0].region);
     let side = Side::open("rxe_a0", usize::try_from(8 * BLOCK).unwrap()).unwrap();
     for block in 0..8 {

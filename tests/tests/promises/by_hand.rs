@@ -3,10 +3,10 @@
 use std::process::Command as Program;
 
 use kvferry_proto::frame::{Descriptor, Reply, SliceHead, Status};
-use kvferry_proto::message::Ticket;
 use kvferry_proto::{GrantId, RegionId, TransferId};
-use kvferry_tests::command::{Answer, Command, Setup};
+use kvferry_tests::command::Setup;
 use kvferry_tests::process::{Cache, Process};
+use kvferry_tests::wire::grant;
 
 use super::start_with;
 
@@ -28,15 +28,7 @@ pub(super) fn granted_to(initiator: u64) -> (Process, GrantId, RegionId) {
     let cache = Cache { blocks: 8, block_bytes: 4096, share: false };
     let mut target = start_with(Setup::default(), cache);
     target.fill(0..8, 5);
-    let grant = Command::Grant {
-        name: "g".into(),
-        blocks: 0..8,
-        peer: initiator,
-        write: true,
-        ttl_ms: 60_000,
-    };
-    let Answer::Ticket(ticket) = target.tell(&grant) else { panic!("no ticket") };
-    let ticket = Ticket::decode(&ticket).unwrap();
+    let ticket = grant(&mut target, "g", initiator, 0..8);
     (target, ticket.grant, ticket.spans[0].region)
 }
 

@@ -75,14 +75,8 @@ fn an_expired_grant_stops_a_write_in_its_middle() {
     initiator.connect(&target);
     initiator.await_held("connected", |held| held.lanes_opened == 2);
     initiator.fill(0..COUNT, 1);
-    let grant = Command::Grant {
-        name: "g".into(),
-        blocks: 0..COUNT,
-        peer: initiator.incarnation,
-        write: true,
-        ttl_ms: 1500,
-    };
-    let Answer::Ticket(ticket) = target.tell(&grant) else { panic!("no ticket") };
+    let ticket =
+        target.grant_to("g", 0..COUNT, initiator.incarnation, true, Duration::from_millis(1500));
     proxy.hold_after(600_000);
     initiator.submit("t", Move { ticket: Some(ticket), ..push(&target, COUNT) });
     proxy.await_held();

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use kvferry_proto::frame::{Reply, Status};
-use kvferry_proto::message::Ticket;
 use kvferry_proto::{GrantId, RegionId, TransferId};
 use kvferry_tests::command::{Answer, Command, Move, Setup};
 use kvferry_tests::process::{Cache, Process, push};
 use kvferry_tests::proxy::Proxy;
-use kvferry_tests::wire::{RawLane, write_frame};
+use kvferry_tests::wire::{RawLane, grant, write_frame};
 
 #[test]
 fn unregistering_waits_for_its_users_then_cuts_and_names_them() {
@@ -56,10 +55,7 @@ fn granted() -> (Process, RawLane, GrantId, RegionId) {
     let mut target =
         Process::start_with(Setup::default(), Cache { blocks: 8, block_bytes: 4096, share: false });
     target.fill(0..8, 1);
-    let grant =
-        Command::Grant { name: "g".into(), blocks: 2..3, peer: 77, write: true, ttl_ms: 60_000 };
-    let Answer::Ticket(ticket) = target.tell(&grant) else { panic!("no ticket") };
-    let ticket = Ticket::decode(&ticket).unwrap();
+    let ticket = grant(&mut target, "g", 77, 2..3);
     let lane = RawLane::open(&target, 77, 1).unwrap();
     (target, lane, ticket.grant, ticket.spans[0].region)
 }

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use kvferry_tests::command::{Held, Move, Setup, Way};
+use kvferry_tests::death::{CASES, Death};
 use kvferry_tests::process::{Cache, Process, blocks, pull, push};
 use kvferry_tests::proxy::Proxy;
 
@@ -19,19 +20,6 @@ const DEADLINE: Duration = Duration::from_secs(2);
 
 /// How much later that may be seen: these machines are busy.
 const SLACK: Duration = Duration::from_millis(800);
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Death {
-    Killed,
-    Stopped,
-}
-
-const CASES: [(Way, Death); 4] = [
-    (Way::Push, Death::Killed),
-    (Way::Push, Death::Stopped),
-    (Way::Pull, Death::Killed),
-    (Way::Pull, Death::Stopped),
-];
 
 fn watchful() -> Setup {
     Setup { liveness_ms: Some((150, 600)), ..Setup::default() }
@@ -53,13 +41,10 @@ fn begin(proxy: &Proxy, way: Way, owner: &mut Process, initiator: &mut Process) 
 }
 
 fn die(death: Death, process: &mut Process, proxy: &Proxy) {
-    match death {
-        Death::Killed => {
-            process.kill();
-            // What it had sent arrives, and then the end of its connections.
-            proxy.release();
-        }
-        Death::Stopped => process.stop(),
+    death.befall(process);
+    if death == Death::Killed {
+        // What it had sent arrives, and then the end of its connections.
+        proxy.release();
     }
 }
 

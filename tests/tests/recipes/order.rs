@@ -75,14 +75,7 @@ fn a_grant_is_good_from_its_creation_on_and_its_time_runs_from_then() {
     // Nothing has ever been said between the two.
     let ttl = Duration::from_millis(1500);
     let created = Instant::now();
-    let grant = Command::Grant {
-        name: "g".into(),
-        blocks: 0..256,
-        peer: p.incarnation,
-        write: true,
-        ttl_ms: 1500,
-    };
-    let Answer::Ticket(ticket) = d.tell(&grant) else { panic!("no ticket") };
+    let ticket = d.grant_to("g", 0..256, p.incarnation, true, ttl);
     p.connect(&d);
     let what = Move { ticket: Some(ticket), ..push(&d, 256) };
     let end = p.transfer(what.clone());

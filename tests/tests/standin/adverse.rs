@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvferry_engine::{Access, Error};
 use kvferry_transport::memory::{Memory, Pages};
 
-use crate::library::{End, StandIn, await_that};
+use crate::library::{End, Round, StandIn, await_that};
 
 #[test]
 fn slices_of_a_queue_pair_that_failed_are_read_again_by_another() {
@@ -14,13 +14,9 @@ fn slices_of_a_queue_pair_that_failed_are_read_again_by_another() {
     let initiator = End::new(&standin, 8192, |builder| builder);
     let (peer, remote) = initiator.meet(&target);
     for round in 0..6 {
-        initiator.fill(round);
-        target.fill(round + 100);
+        let moved = Round::new(round, &initiator, &target);
         standin.hold(true);
-        let (here, there) = (initiator.layer.blocks(initiator.all()), remote.blocks(target.all()));
-        let pushes = round % 2 == 0;
-        let request = if pushes { peer.write(here, there) } else { peer.read(there, here) };
-        let transfer = request.submit().unwrap();
+        let transfer = moved.request(&peer, &remote).submit().unwrap();
         await_that("requests are under way", || standin.waiting() > 0);
         standin.release(3);
         assert!(standin.fail_one(), "a queue pair with requests under way");
@@ -29,8 +25,7 @@ fn slices_of_a_queue_pair_that_failed_are_read_again_by_another() {
         let report = transfer.wait().unwrap();
         assert!(report.repeated_slices > 0, "round {round}");
         assert_eq!(report.transport, "rdma");
-        let end = if pushes { &target } else { &initiator };
-        assert_eq!(end.first_wrong(if pushes { round } else { round + 100 }), None);
+        moved.assert_moved();
     }
 }
 

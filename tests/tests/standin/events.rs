@@ -4,7 +4,7 @@
 use kvferry_engine::{Transport, Transports};
 use kvferry_tests::own::await_lanes;
 
-use crate::library::{End, StandIn, await_that};
+use crate::library::{End, Round, StandIn, await_that};
 
 #[test]
 fn lanes_of_a_port_that_goes_down_move_to_another_at_once() {
@@ -15,13 +15,9 @@ fn lanes_of_a_port_that_goes_down_move_to_another_at_once() {
     let (peer, remote) = initiator.meet(&target);
     await_lanes(&peer, 5);
     for round in 0..4 {
-        initiator.fill(round);
-        target.fill(round + 100);
+        let moved = Round::new(round, &initiator, &target);
         standin.hold(true);
-        let (here, there) = (initiator.layer.blocks(initiator.all()), remote.blocks(target.all()));
-        let pushes = round % 2 == 0;
-        let request = if pushes { peer.write(here, there) } else { peer.read(there, here) };
-        let transfer = request.submit().unwrap();
+        let transfer = moved.request(&peer, &remote).submit().unwrap();
         await_that("requests are under way", || standin.waiting() > 12);
         let down = usize::try_from(round / 2).unwrap();
         standin.set_port(down, false);
@@ -33,8 +29,7 @@ fn lanes_of_a_port_that_goes_down_move_to_another_at_once() {
         let report = transfer.wait().unwrap();
         assert_eq!(report.transport, "rdma");
         assert!(report.repeated_slices > 0, "round {round}");
-        let end = if pushes { &target } else { &initiator };
-        assert_eq!(end.first_wrong(if pushes { round } else { round + 100 }), None);
+        moved.assert_moved();
         await_that("its queue pairs are gone", || standin.pairs_on(down) == 0);
         standin.set_port(down, true);
         standin.hold(false);

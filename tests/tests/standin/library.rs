@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_engine::{
     Access, Engine, EngineBuilder, Layout, LayoutView, Peer, Rdma, Region, Registry, RemoteLayout,
-    Transport, Transports,
+    Request, Transport, Transports,
 };
 use kvferry_tests::hosts::Host;
 use kvferry_tests::own::Own;
@@ -246,6 +246,42 @@ impl End {
 
     pub(crate) fn all(&self) -> Vec<u32> {
         (0..u32::try_from(self.blocks).unwrap()).collect()
+    }
+}
+
+/// A transfer of all blocks between two ends, a push and a pull by turns, of contents of its own.
+pub(crate) struct Round<'a> {
+    number: u64,
+    initiator: &'a End,
+    target: &'a End,
+}
+
+impl<'a> Round<'a> {
+    pub(crate) fn new(number: u64, initiator: &'a End, target: &'a End) -> Self {
+        initiator.fill(number);
+        target.fill(number + 100);
+        Self { number, initiator, target }
+    }
+
+    fn pushes(&self) -> bool {
+        self.number.is_multiple_of(2)
+    }
+
+    /// The transfer, with the target as its initiator met it.
+    pub(crate) fn request(&self, peer: &Peer, remote: &RemoteLayout) -> Request {
+        let here = self.initiator.layer.blocks(self.initiator.all());
+        let there = remote.blocks(self.target.all());
+        if self.pushes() { peer.write(here, there) } else { peer.read(there, here) }
+    }
+
+    /// That all of it is where it was to go.
+    pub(crate) fn assert_moved(&self) {
+        let (end, seed) = if self.pushes() {
+            (self.target, self.number)
+        } else {
+            (self.initiator, self.number + 100)
+        };
+        assert_eq!(end.first_wrong(seed), None, "round {}", self.number);
     }
 }
 

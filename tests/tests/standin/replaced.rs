@@ -6,7 +6,7 @@ use kvferry_engine::{Access, EngineBuilder, Error, Peer, Rdma, Transport, Transp
 use kvferry_tests::own::await_lanes;
 use kvferry_transport::memory::{Memory, Pages};
 
-use crate::library::{End, StandIn, await_that};
+use crate::library::{End, Round, StandIn, await_that};
 
 /// Everything is allowed, and nobody is met on this host.
 fn auto(standin: &StandIn) -> impl FnOnce(EngineBuilder) -> EngineBuilder {
@@ -28,13 +28,9 @@ fn tcp_finishes_what_adapters_that_die_have_begun_and_rdma_is_used_again_when_th
         await_that("RDMA is used", || carrier(&peer) == Some(Transport::Rdma));
         assert_eq!(peer.not_rdma(), None);
         await_lanes(&peer, 3);
-        initiator.fill(round);
-        target.fill(round + 100);
+        let moved = Round::new(round, &initiator, &target);
         standin.hold(true);
-        let (here, there) = (initiator.layer.blocks(initiator.all()), remote.blocks(target.all()));
-        let pushes = round % 2 == 0;
-        let request = if pushes { peer.write(here, there) } else { peer.read(there, here) };
-        let transfer = request.notify(format!("{round}")).submit().unwrap();
+        let transfer = moved.request(&peer, &remote).notify(format!("{round}")).submit().unwrap();
         await_that("requests are under way", || standin.waiting() > 1);
         standin.release(1);
         standin.cut_off(0, true);
@@ -43,8 +39,7 @@ fn tcp_finishes_what_adapters_that_die_have_begun_and_rdma_is_used_again_when_th
         let report = transfer.wait().unwrap();
         assert!(report.repeated_slices > 0, "round {round}");
         assert!(report.transport.ends_with("tcp"), "round {round}: {}", report.transport);
-        let end = if pushes { &target } else { &initiator };
-        assert_eq!(end.first_wrong(if pushes { round } else { round + 100 }), None);
+        moved.assert_moved();
         assert_eq!(carrier(&peer), Some(Transport::Tcp));
         await_that("the reason is told", || {
             peer.not_rdma().is_some_and(|why| why.contains("no packet comes through"))
