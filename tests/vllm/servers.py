@@ -22,6 +22,7 @@ import httpx
 import psutil
 
 HOST = "127.0.0.1"
+HERE = Path(__file__).resolve().parent
 HOME = Path(os.environ["KVFERRY_VLLM_HOME"])
 """What `setup` made: `env`, `models`."""
 UP_S = 300
@@ -165,7 +166,11 @@ class Server(Process):
             "KVFERRY_ADVERTISE_HOST": HOST,
             "KVFERRY_LOG": "kvferry_engine=info",
         }
-        super().__init__(name, command, {**fixed, **(environment or {})}, logs)
+        given = {**fixed, **(environment or {})}
+        # Two cores are few for so many processes.
+        paths = [str(HERE / "patient"), given.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
+        given["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        super().__init__(name, command, given, logs)
 
     def healthy(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
