@@ -100,8 +100,9 @@ pub(crate) fn quiesce() {
     for gate in gates {
         drop(gate.lock());
     }
-    let flights: Vec<_> = FLIGHTS.lock().iter().filter_map(Weak::upgrade).collect();
-    for flight in flights {
+    let flights = FLIGHTS.lock().clone();
+    // One is kept no longer than it is waited for: others' engines may be about to give theirs back.
+    for flight in flights.iter().filter_map(Weak::upgrade) {
         flight.settle();
     }
 }
