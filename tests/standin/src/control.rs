@@ -19,10 +19,16 @@ pub(crate) extern "C" fn standin_region_bytes(most: u64) {
     world().region_bytes = most;
 }
 
-/// Whether requests wait until [`standin_release`].
+/// Whether requests wait until [`standin_release`], but those that move no bytes.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_hold(on: c_int) {
     world().holding = on != 0;
+}
+
+/// Whether those that move no bytes wait, too, while requests do.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_hold_all(on: c_int) {
+    world().holding_all = on != 0;
 }
 
 /// Carries out up to `most` requests that wait, and returns how many there were.
@@ -89,10 +95,25 @@ pub(crate) extern "C" fn standin_move(device: usize, on: c_int) {
     world.tell(&name, IBV_EVENT_GID_CHANGE);
 }
 
-/// A device fails for good, and tells so.
+/// A device fails for good, and tells so. It cannot be opened until it is mended.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_break(device: usize) {
-    world().tell(&format!("standin{device}").into_bytes(), IBV_EVENT_DEVICE_FATAL);
+    let mut world = world();
+    let name = format!("standin{device}").into_bytes();
+    world.break_down(&name);
+    world.tell(&name, IBV_EVENT_DEVICE_FATAL);
+}
+
+/// A device that has failed can be opened again. What had it open sees no more of it.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_mend(device: usize) {
+    world().broken.remove(format!("standin{device}").as_bytes());
+}
+
+/// How often devices are open.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_contexts() -> usize {
+    world().contexts
 }
 
 /// How many queue pairs there are on a device.

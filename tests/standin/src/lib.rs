@@ -9,11 +9,13 @@
 //! | `abi` | the structures, which are the transport's own |
 //! | `world` | devices and what was made with them; how requests are carried out |
 //! | `verbs` | the functions that libibverbs has |
+//! | `driver` | the functions that a driver puts into a context |
 //! | `control` | the functions that tests have besides: `standin_...` |
 
 #[allow(dead_code, reason = "what the transport uses, and this does not")]
 #[path = "../../../transport/src/rdma/verbs/abi.rs"]
 mod abi;
 mod control;
+mod driver;
 mod verbs;
 mod world;

@@ -6,12 +6,12 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use crate::abi::{
-    IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_QP_DEST_QPN, IBV_QPS_ERR, IBV_QPS_RTS,
-    IBV_WR_RDMA_READ, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
-    ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
-    ibv_recv_wr, ibv_send_wr, ibv_wc,
+    IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_QP_DEST_QPN, IBV_QPS_ERR, ibv_async_event,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
+    ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
 };
-use crate::world::{Listener, Pair, Queue, Region, Request, world};
+use crate::driver::{standin_poll_cq, standin_post_recv, standin_post_send, standin_req_notify_cq};
+use crate::world::{Listener, Pair, Queue, Region, world};
 
 /// How many identifiers a port has.
 const GIDS: c_int = 16;
@@ -28,7 +28,7 @@ fn blank<T>() -> T {
 }
 
 /// A device's name.
-fn name_of(device: &ibv_device) -> Vec<u8> {
+pub(crate) fn name_of(device: &ibv_device) -> Vec<u8> {
     device.name.iter().flat_map(|byte| byte.to_ne_bytes()).take_while(|byte| *byte != 0).collect()
 }
 
@@ -76,18 +76,24 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
         refuse(libc::EACCES);
         return ptr::null_mut();
     }
+    // SAFETY: a device of the list.
+    let name = name_of(unsafe { &*device });
+    if world.broken.contains(&name) {
+        refuse(libc::EIO);
+        return ptr::null_mut();
+    }
     world.contexts += 1;
     let mut context: ibv_context = blank();
     context.device = device;
     context.async_fd = eventfd();
-    context.ops.poll_cq = Some(poll_cq);
-    context.ops.req_notify_cq = Some(req_notify_cq);
-    context.ops.post_send = Some(post_send);
-    context.ops.post_recv = Some(post_recv);
-    // SAFETY: a device of the list.
-    let (device, fd) = (name_of(unsafe { &*device }), context.async_fd);
+    context.ops.poll_cq = Some(standin_poll_cq);
+    context.ops.req_notify_cq = Some(standin_req_notify_cq);
+    context.ops.post_send = Some(standin_post_send);
+    context.ops.post_recv = Some(standin_post_recv);
+    let fd = context.async_fd;
     let context = Box::into_raw(Box::new(context));
-    world.listeners.insert(context.addr(), Listener { device, fd, events: [].into() });
+    let listener = Listener { device: name, fd, events: [].into(), is_broken: false };
+    world.listeners.insert(context.addr(), listener);
     context
 }
 
@@ -219,6 +225,12 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     let mut world = world();
+    // SAFETY: the caller's domain.
+    let context = unsafe { (*domain).context };
+    if world.is_broken(context) {
+        refuse(libc::EIO);
+        return ptr::null_mut();
+    }
     if world.is_refused("ibv_reg_mr") {
         refuse(libc::ENOMEM);
         return ptr::null_mut();
@@ -227,8 +239,6 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     let key = world.number();
     let region = Region { domain: domain.addr(), address: iova, bytes: length as u64, access };
     world.regions.insert(key, region);
-    // SAFETY: the caller's domain.
-    let context = unsafe { (*domain).context };
     let region = ibv_mr { context, pd: domain, addr, length, handle: key, lkey: key, rkey: key };
     Box::into_raw(Box::new(region))
 }
@@ -275,7 +285,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     _vector: c_int,
 ) -> *mut ibv_cq {
     let mut world = world();
-    if world.is_refused("ibv_create_cq") {
+    if world.is_broken(context) || world.is_refused("ibv_create_cq") {
         refuse(libc::ENOMEM);
         return ptr::null_mut();
     }
@@ -328,13 +338,13 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     wish: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
     let mut world = world();
-    if world.is_refused("ibv_create_qp") {
+    // SAFETY: the caller's structures.
+    let (wish, context) = unsafe { (&mut *wish, (*domain).context) };
+    if world.is_broken(context) || world.is_refused("ibv_create_qp") {
         refuse(libc::ENOMEM);
         return ptr::null_mut();
     }
     let number = world.number();
-    // SAFETY: the caller's structures.
-    let (wish, context) = unsafe { (&mut *wish, (*domain).context) };
     // SAFETY: the context's device exists as long as it does.
     let device = name_of(unsafe { &*(*context).device });
     world.pairs.insert(
@@ -392,102 +402,6 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(pair: *mut ibv_qp) -> c_int {
     unsafe {
         world.pairs.remove(&(*pair).qp_num);
         free(pair);
-    }
-    0
-}
-
-unsafe extern "C" fn poll_cq(queue: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    let mut world = world();
-    let Some(queue) = world.queues.get_mut(&queue.addr()) else { return -1 };
-    let count = queue.entries.len().min(usize::try_from(most).unwrap_or(0));
-    for (index, entry) in queue.entries.drain(..count).enumerate() {
-        // SAFETY: the caller has room for `most` entries.
-        unsafe { into.add(index).write(entry) };
-    }
-    c_int::try_from(count).unwrap_or(-1)
-}
-
-unsafe extern "C" fn req_notify_cq(queue: *mut ibv_cq, _solicited: c_int) -> c_int {
-    if let Some(queue) = world().queues.get_mut(&queue.addr()) {
-        queue.armed = Some(queue.channel_fd);
-    }
-    0
-}
-
-unsafe extern "C" fn post_send(
-    pair: *mut ibv_qp,
-    mut request: *mut ibv_send_wr,
-    refused: *mut *mut ibv_send_wr,
-) -> c_int {
-    let mut world = world();
-    // SAFETY: the caller's queue pair, whose context and device exist as long.
-    let (number, device) = unsafe { ((*pair).qp_num, &*(*(*pair).context).device) };
-    let device = name_of(device);
-    let mut status = 0;
-    while !request.is_null() {
-        let Some(found) = world.pairs.get_mut(&number) else { return libc::EINVAL };
-        status = match found.state {
-            IBV_QPS_RTS | IBV_QPS_ERR if found.requests < found.most_requests => 0,
-            IBV_QPS_RTS | IBV_QPS_ERR => libc::ENOMEM,
-            _ => libc::EINVAL,
-        };
-        if status != 0 {
-            // SAFETY: the caller's pointer.
-            unsafe { refused.write(request) };
-            break;
-        }
-        found.requests += 1;
-        // SAFETY: a request of the caller's chain, whose list has as many spans as it says.
-        let (posted, next) = unsafe {
-            let it = &*request;
-            let count = usize::try_from(it.num_sge).unwrap_or(0);
-            let spans = (0..count).map(|index| it.sg_list.add(index).read());
-            let posted = Request {
-                pair: number,
-                id: it.wr_id,
-                opcode: it.opcode,
-                flags: it.send_flags,
-                word: it.imm_data,
-                remote: it.wr.remote_addr,
-                key: it.wr.rkey,
-                spans: spans.map(|span| (span.addr, span.length, span.lkey)).collect(),
-            };
-            (posted, it.next)
-        };
-        request = next;
-        // What moves no bytes only asks whether packets come through.
-        if posted.spans.is_empty() && posted.opcode == IBV_WR_RDMA_READ {
-            world.carry_out_one(&posted);
-            continue;
-        }
-        world.devices_used.insert(device.clone());
-        world.under_way.push_back(posted);
-    }
-    if !world.holding {
-        world.carry_out(usize::MAX);
-    }
-    status
-}
-
-unsafe extern "C" fn post_recv(
-    pair: *mut ibv_qp,
-    mut request: *mut ibv_recv_wr,
-    refused: *mut *mut ibv_recv_wr,
-) -> c_int {
-    let mut world = world();
-    // SAFETY: the caller's queue pair.
-    let number = unsafe { (*pair).qp_num };
-    let Some(found) = world.pairs.get_mut(&number) else { return libc::EINVAL };
-    while !request.is_null() {
-        if found.expected.len() >= found.most_expected {
-            // SAFETY: the caller's pointer.
-            unsafe { refused.write(request) };
-            return libc::ENOMEM;
-        }
-        // SAFETY: a request of the caller's chain.
-        let it = unsafe { &*request };
-        found.expected.push_back(it.wr_id);
-        request = it.next;
     }
     0
 }

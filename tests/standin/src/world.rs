@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::abi::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPS_ERR, IBV_QPS_RTR, IBV_QPS_RTS,
     IBV_SEND_SIGNALED, IBV_WC_RECV, IBV_WC_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM,
-    ibv_wc,
+    ibv_context, ibv_wc,
 };
 
 pub(crate) const SUCCESS: c_int = 0;
@@ -35,6 +35,10 @@ pub(crate) struct World {
     pub(crate) region_bytes: u64,
     /// Requests wait until they are released.
     pub(crate) holding: bool,
+    /// Those that move no bytes, too.
+    pub(crate) holding_all: bool,
+    /// Devices that have failed, and cannot be opened.
+    pub(crate) broken: BTreeSet<Vec<u8>>,
     /// Devices by whose ports no packet comes through.
     pub(crate) cut: BTreeSet<Vec<u8>>,
     /// Writes land one bit off.
@@ -61,6 +65,8 @@ pub(crate) struct Listener {
     pub(crate) fd: c_int,
     /// Kinds of events, all of port 1.
     pub(crate) events: VecDeque<c_int>,
+    /// The device has failed since it was opened: nothing can be made with it any more.
+    pub(crate) is_broken: bool,
 }
 
 pub(crate) struct Region {
@@ -152,6 +158,23 @@ impl World {
         self.finish(request, status);
         if status != SUCCESS {
             self.fail(request.pair);
+        }
+    }
+
+    /// Whether what a context is of has failed since it was opened.
+    pub(crate) fn is_broken(&self, context: *mut ibv_context) -> bool {
+        self.listeners.get(&context.addr()).is_some_and(|listener| listener.is_broken)
+    }
+
+    /// A device fails for good: its queue pairs do, and it cannot be opened.
+    pub(crate) fn break_down(&mut self, device: &[u8]) {
+        self.broken.insert(device.to_vec());
+        for listener in self.listeners.values_mut().filter(|one| one.device == device) {
+            listener.is_broken = true;
+        }
+        let pairs = self.pairs.iter().filter(|(_, pair)| pair.device == device);
+        for number in pairs.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.fail(number);
         }
     }
 

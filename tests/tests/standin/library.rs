@@ -103,6 +103,11 @@ impl StandIn {
         self.switch(b"standin_hold", on);
     }
 
+    /// Whether those that move no bytes wait, too, while requests do: nothing is heard of a queue pair.
+    pub(crate) fn hold_all(&self, on: bool) {
+        self.switch(b"standin_hold_all", on);
+    }
+
     /// Carries out up to so many requests that wait, and says how many there were.
     pub(crate) fn release(&self, most: usize) -> usize {
         // SAFETY: as above.
@@ -158,6 +163,18 @@ impl StandIn {
     pub(crate) fn break_down(&self, adapter: usize) {
         // SAFETY: as above.
         unsafe { self.library.get::<extern "C" fn(usize)>(b"standin_break") }.unwrap()(adapter);
+    }
+
+    /// An adapter that has failed can be opened again.
+    pub(crate) fn mend(&self, adapter: usize) {
+        // SAFETY: as above.
+        unsafe { self.library.get::<extern "C" fn(usize)>(b"standin_mend") }.unwrap()(adapter);
+    }
+
+    /// How often adapters are open.
+    pub(crate) fn contexts(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.library.get::<extern "C" fn() -> usize>(b"standin_contexts") }.unwrap()()
     }
 
     /// How many queue pairs there are on an adapter.
