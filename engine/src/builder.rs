@@ -411,7 +411,7 @@ async fn start(builder: EngineBuilder, runtime: tokio::runtime::Handle) -> Resul
     };
     let rdma = match core.adapters() {
         Ok(adapters) => {
-            attend(&core, adapters.devices());
+            attend(&core, &adapters);
             format!("{adapters:?}")
         }
         Err(reason) => format!("none: {reason}"),

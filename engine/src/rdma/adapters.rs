@@ -1,11 +1,13 @@
 //! The devices that an engine uses, and the ports of them that it offers.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use kvferry_transport::rdma::device::{HostFacts, HostRoot};
+use kvferry_transport::rdma::device::{DeviceName, HostFacts, HostRoot};
 use kvferry_transport::rdma::verbs::{Counts, Route, Verbs};
+use parking_lot::Mutex;
+use tokio::sync::watch;
 
-use super::device::Device;
+use super::device::{Device, Former};
 use super::error::RdmaError;
 use super::settings::Rdma;
 use crate::registry::Registry;
@@ -15,17 +17,33 @@ use crate::transports::{Transport, Transports};
 /// How many lanes to one peer are opened for the sake of ports, so that peers take them.
 const MOST_LANES: usize = 32;
 
-/// The devices that an engine uses, open, and the ports of them that it offers. They belong to the
-/// registry: all of its engines use the same.
+/// The adapters that an engine uses, and the ports of them that it offers. Devices that are open belong to
+/// the registry: all of its engines use the same.
 pub(crate) struct Adapters {
     ports: Vec<Port>,
-    devices: Vec<Arc<Device>>,
+    adapters: Vec<Adapter>,
+    verbs: Verbs,
     is_demanded: bool,
+    /// Rises whenever a port or an adapter works again.
+    revived: watch::Sender<u64>,
 }
 
 struct Port {
     endpoint: Endpoint,
-    device: usize,
+    adapter: usize,
+}
+
+/// An adapter that is used.
+struct Adapter {
+    name: DeviceName,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Open, or what is kept of it since it failed.
+    device: Result<Arc<Device>, Former>,
+    /// What was asked of it when it was open before.
+    asked_before: Counts,
 }
 
 impl Adapters {
@@ -80,25 +98,27 @@ impl Adapters {
         let mut ports = Vec::new();
         for endpoint in usable {
             let name = &endpoint.name.device;
-            let device = match devices.iter().position(|open| open.name() == name) {
+            let adapter = match devices.iter().position(|open| open.name() == name) {
                 Some(open) => open,
                 None => {
                     devices.push(registry.device(&verbs, name)?);
                     devices.len() - 1
                 }
             };
-            devices[device].uses(endpoint.name.port, endpoint.gid_index);
-            ports.push(Port { endpoint, device });
+            devices[adapter].uses(endpoint.name.port, endpoint.gid_index);
+            ports.push(Port { endpoint, adapter });
         }
         if is_demanded {
             devices.iter().for_each(|device| device.demand());
         }
         // From here on what was demanded is given back.
-        let adapters = Self { ports, devices, is_demanded };
-        registry.attach(&adapters.devices)?;
-        match adapters.obstacle() {
-            Some(why) => Err(RdmaError::GivenUp { why }),
-            None => Ok(adapters),
+        let adapters = devices.iter().cloned().map(Adapter::open).collect();
+        let adapters = Self { ports, adapters, verbs, is_demanded, revived: watch::Sender::new(0) };
+        registry.attach(&devices)?;
+        let mut obstacles = devices.iter().map(|device| device.obstacle());
+        match obstacles.next().flatten() {
+            Some(why) if obstacles.all(|why| why.is_some()) => Err(RdmaError::GivenUp { why }),
+            _ => Ok(adapters),
         }
     }
 
@@ -107,14 +127,89 @@ impl Adapters {
         self.ports.iter().map(|port| port.endpoint.clone()).collect()
     }
 
-    /// The devices that are used.
-    pub(crate) fn devices(&self) -> &[Arc<Device>] {
-        &self.devices
+    /// How many adapters there are.
+    pub(super) fn count(&self) -> usize {
+        self.adapters.len()
     }
 
-    /// How much was asked of all devices, by all engines that use them.
+    /// The name of an adapter's device.
+    pub(super) fn name(&self, adapter: usize) -> &DeviceName {
+        &self.adapters[adapter].name
+    }
+
+    /// The device of an adapter, or why it is not open.
+    pub(super) fn device(&self, adapter: usize) -> Result<Arc<Device>, Arc<str>> {
+        match &self.adapters[adapter].state.lock().device {
+            Ok(device) => Ok(device.clone()),
+            Err(former) => Err(former.why.clone()),
+        }
+    }
+
+    /// Lets go of an adapter's device, where that is not used any more: it is closed with the last lane
+    /// that is on it.
+    pub(super) fn close_failed(&self, adapter: usize) {
+        let mut state = self.adapters[adapter].state.lock();
+        let Ok(device) = &state.device else { return };
+        let Some(former) = device.former() else { return };
+        let counts = device.context().counts();
+        if self.is_demanded {
+            device.demand_no_more();
+        }
+        state.asked_before = state.asked_before.plus(counts);
+        let failed = std::mem::replace(&mut state.device, Err(former));
+        drop(state);
+        drop(failed);
+    }
+
+    /// Opens an adapter anew that has failed, and registers the registry's regions with it, for as long as
+    /// anybody uses these adapters. Takes as long as that takes.
+    ///
+    /// # Errors
+    /// Why it cannot be used yet.
+    pub(super) fn reopen(
+        this: &Weak<Self>,
+        adapter: usize,
+        registry: &Registry,
+    ) -> Result<(), RdmaError> {
+        let Some(adapters) = this.upgrade() else { return Ok(()) };
+        let Adapter { name, state } = &adapters.adapters[adapter];
+        let device = registry.device(&adapters.verbs, name)?;
+        if let Err(former) = &state.lock().device {
+            device.succeeds(former);
+        }
+        // An engine that ends meanwhile waits for one region at most.
+        drop(adapters);
+        // Not demanded yet: memory that it does not take is no error of anybody's now.
+        registry.attach_while(std::slice::from_ref(&device), || this.strong_count() > 0)?;
+        if let Some(why) = device.obstacle() {
+            return Err(RdmaError::GivenUp { why });
+        }
+        let Some(adapters) = this.upgrade() else { return Ok(()) };
+        if adapters.is_demanded {
+            device.demand();
+        }
+        adapters.adapters[adapter].state.lock().device = Ok(device);
+        adapters.note_revived();
+        Ok(())
+    }
+
+    /// A port or an adapter works again.
+    pub(super) fn note_revived(&self) {
+        self.revived.send_modify(|times| *times += 1);
+    }
+
+    /// Rises whenever a port or an adapter works again.
+    pub(super) fn revived(&self) -> watch::Receiver<u64> {
+        self.revived.subscribe()
+    }
+
+    /// How much was asked of all adapters, by all engines that use them.
     pub(crate) fn counts(&self) -> Counts {
-        let each = self.devices.iter().map(|device| device.context().counts());
+        let each = self.adapters.iter().map(|adapter| {
+            let state = adapter.state.lock();
+            let now = state.device.as_ref().map(|device| device.context().counts());
+            state.asked_before.plus(now.unwrap_or_default())
+        });
         each.fold(Counts::default(), Counts::plus)
     }
 
@@ -128,26 +223,29 @@ impl Adapters {
         self.ports.iter().position(|port| port.endpoint.name == *name)
     }
 
-    /// Why none of its devices can be used any more, where that is so.
-    pub(crate) fn obstacle(&self) -> Option<Arc<str>> {
-        let mut obstacles = self.devices.iter().map(|device| device.obstacle());
-        let first = obstacles.next()??;
-        obstacles.all(|obstacle| obstacle.is_some()).then_some(first)
-    }
-
-    /// A port's device, and the way out by it.
-    pub(super) fn way(&self, port: usize) -> Option<(&Arc<Device>, Route)> {
-        let Port { endpoint, device } = self.ports.get(port)?;
+    /// A port's device, or why that is not open, and the way out by it.
+    pub(super) fn way(&self, port: usize) -> Option<(Result<Arc<Device>, Arc<str>>, Route)> {
+        let Port { endpoint, adapter } = self.ports.get(port)?;
         let route =
             Route { port: endpoint.name.port, gid: endpoint.gid_index, pkey: endpoint.pkey_index };
-        Some((self.devices.get(*device)?, route))
+        Some((self.device(*adapter), route))
+    }
+}
+
+impl Adapter {
+    fn open(device: Arc<Device>) -> Self {
+        let name = device.name().clone();
+        let state = State { device: Ok(device), asked_before: Counts::default() };
+        Self { name, state: Mutex::new(state) }
     }
 }
 
 impl Drop for Adapters {
     fn drop(&mut self) {
         if self.is_demanded {
-            self.devices.iter().for_each(|device| device.demand_no_more());
+            let open =
+                self.adapters.iter_mut().filter_map(|one| one.state.get_mut().device.as_ref().ok());
+            open.for_each(|device| device.demand_no_more());
         }
     }
 }

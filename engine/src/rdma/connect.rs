@@ -24,6 +24,7 @@ impl Adapters {
     pub(crate) fn half(&self, port: usize) -> Option<Result<Half, RdmaError>> {
         let (device, route) = self.way(port)?;
         let make = || {
+            let device = device.map_err(|why| RdmaError::PortDown { why })?;
             if let Some(why) = device.obstacle_of(route.port) {
                 return Err(RdmaError::PortDown { why });
             }
@@ -33,7 +34,7 @@ impl Adapters {
             let first_packet = getrandom::u32().unwrap_or(0);
             let domain = device.registered().domain();
             let pair = Unconnected::new(domain, &queue, route, capacity, first_packet)?;
-            let berth = Berth { device: device.clone(), port: route.port };
+            let berth = Berth { device, port: route.port };
             Ok(Half { pair, queue, capacity, berth })
         };
         Some(make())

@@ -1,7 +1,7 @@
 //! A device that is open, for all engines of a registry: regions that are registered with it, queue
 //! pairs that are on it, and which of its ports work.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,19 +36,36 @@ pub(crate) struct Device {
     /// How many engines may use nothing but RDMA.
     demanders: AtomicUsize,
     state: Mutex<State>,
-    /// Rises whenever a port works again.
-    revived: watch::Sender<u64>,
+    news: watch::Sender<News>,
 }
 
 #[derive(Default)]
 struct State {
     /// Why it is not used any more.
     obstacle: Option<Arc<str>>,
-    /// The addresses by which ports are used.
-    used: BTreeMap<(PortNumber, GidIndex), Option<Gid>>,
+    used: Used,
     /// Ports that do not work now, and why.
     down: BTreeMap<PortNumber, Arc<str>>,
     links: Vec<(PortNumber, Weak<Link>)>,
+}
+
+/// The addresses by which ports are used, each as it was then.
+type Used = BTreeMap<(PortNumber, GidIndex), Option<Gid>>;
+
+/// What is new of a device.
+#[derive(Clone, Copy, Default)]
+pub(super) struct News {
+    /// How often a port works again.
+    pub(super) revivals: u64,
+    /// It is not used any more.
+    pub(super) is_over: bool,
+}
+
+/// What is kept of a device that is not used any more, for when it is opened anew.
+pub(super) struct Former {
+    /// Why it is not used.
+    pub(super) why: Arc<str>,
+    used: Used,
 }
 
 /// Where a queue pair has its place: a port of a device.
@@ -72,7 +89,7 @@ impl Device {
             telling: Mutex::default(),
             demanders: AtomicUsize::new(0),
             state: Mutex::default(),
-            revived: watch::Sender::new(0),
+            news: watch::Sender::default(),
         }))
     }
 
@@ -99,6 +116,21 @@ impl Device {
         self.state.lock().used.insert((port, gid), found);
         // It may have been given up for an address that is another now.
         self.look_at(port);
+    }
+
+    /// It was opened in the place of another: its ports are used by the addresses that they had.
+    pub(super) fn succeeds(&self, former: &Former) {
+        let ports: BTreeSet<PortNumber> = former.used.keys().map(|(port, _)| *port).collect();
+        for (place, gid) in &former.used {
+            self.state.lock().used.entry(*place).or_insert(*gid);
+        }
+        ports.into_iter().for_each(|port| self.look_at(port));
+    }
+
+    /// What is to be kept of it, once it is not used any more.
+    pub(super) fn former(&self) -> Option<Former> {
+        let state = self.state.lock();
+        Some(Former { why: state.obstacle.clone()?, used: state.used.clone() })
     }
 
     /// Whether this is the process that has opened it, and no child of that.
@@ -203,6 +235,7 @@ impl Device {
         for (_, (base, length)) in gone {
             self.registered.withdraw(base, length);
         }
+        self.news.send_modify(|news| news.is_over = true);
     }
 
     /// A queue pair is on a port. It is torn down as soon as that does not work any more.
@@ -223,9 +256,9 @@ impl Device {
         self.context.event_descriptor().try_clone_to_owned()
     }
 
-    /// Rises whenever a port works again.
-    pub(crate) fn revived(&self) -> watch::Receiver<u64> {
-        self.revived.subscribe()
+    /// What is new of it.
+    pub(super) fn news(&self) -> watch::Receiver<News> {
+        self.news.subscribe()
     }
 
     /// Takes what the device has to tell, and does what follows for queue pairs.
@@ -290,7 +323,7 @@ impl Device {
             return self.port_down(port, why);
         }
         if self.state.lock().down.remove(&port).is_some() {
-            self.revived.send_modify(|times| *times += 1);
+            self.news.send_modify(|news| news.revivals += 1);
         }
     }
 }

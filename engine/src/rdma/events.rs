@@ -1,5 +1,7 @@
-//! What devices tell of their own accord: ports that go down and come back, addresses that change.
+//! What devices tell of their own accord: ports that go down and come back, addresses that change; and
+//! devices that have failed, which are opened anew.
 
+use std::future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -8,7 +10,9 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
+use super::adapters::Adapters;
 use super::device::Device;
 use crate::core::Core;
 
@@ -17,37 +21,134 @@ use crate::core::Core;
 const AGAIN: [Duration; 4] =
     [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 
-/// Listens to the devices of an engine for as long as its runtime lives. Where several engines use one,
-/// whichever is first takes what it tells, and all learn of ports that work again.
-pub(crate) fn attend(core: &Arc<Core>, devices: &[Arc<Device>]) {
-    for device in devices {
-        match device.events().and_then(readiness_of) {
-            Ok(events) => {
-                tokio::spawn(listen(Arc::downgrade(device), events));
-            }
-            Err(error) => {
-                let device = device.name();
-                tracing::warn!(%device, %error, "nothing is heard of an RDMA device");
+/// The wait before a device that has failed is opened anew; it doubles.
+const REOPEN_FIRST: Duration = Duration::from_millis(500);
+
+/// The longest such wait. A device that was open for this long has recovered.
+const REOPEN_MOST: Duration = Duration::from_secs(60);
+
+/// Listens to the devices of an engine, and has them opened anew where they fail, for as long as its
+/// runtime lives. Where several engines use one, whichever is first takes what it tells, and all learn of
+/// ports that work again.
+pub(crate) fn attend(core: &Arc<Core>, adapters: &Arc<Adapters>) {
+    for adapter in 0..adapters.count() {
+        tokio::spawn(keep(Arc::downgrade(core), Arc::downgrade(adapters), adapter));
+    }
+    tokio::spawn(follow(Arc::downgrade(core), adapters.revived()));
+}
+
+/// Listens to the device of an adapter, and to that which takes its place when it has failed.
+async fn keep(core: Weak<Core>, adapters: Weak<Adapters>, adapter: usize) {
+    let mut failures = 0;
+    loop {
+        let Some(device) = adapters.upgrade().map(|adapters| adapters.device(adapter)) else {
+            return;
+        };
+        if let Ok(device) = device {
+            let opened = Instant::now();
+            listen(&adapters, device).await;
+            if opened.elapsed() >= REOPEN_MOST {
+                failures = 0;
             }
         }
-        tokio::spawn(follow(Arc::downgrade(core), device.revived()));
+        let device = match adapters.upgrade() {
+            Some(adapters) => {
+                adapters.close_failed(adapter);
+                adapters.name(adapter).clone()
+            }
+            None => return,
+        };
+        tokio::time::sleep(reopen_after(failures)).await;
+        failures += 1;
+        let Some(registry) = core.upgrade().map(|core| core.registry.clone()) else { return };
+        let of = adapters.clone();
+        // To lock pages takes long, and others wait for this thread.
+        let reopening =
+            tokio::task::spawn_blocking(move || Adapters::reopen(&of, adapter, &registry));
+        match reopening.await {
+            Ok(Ok(())) => tracing::info!(%device, "an RDMA device was opened anew"),
+            Ok(Err(error)) => {
+                let again_in = reopen_after(failures);
+                tracing::info!(%device, %error, ?again_in, "an RDMA device cannot be used yet");
+            }
+            Err(error) => {
+                tracing::error!(%device, %error, "an RDMA device was not opened anew");
+            }
+        }
     }
 }
 
-async fn listen(device: Weak<Device>, events: AsyncFd<OwnedFd>) {
-    while let Ok(mut ready) = events.readable().await {
+/// The wait before a device is opened anew that has failed so often in a row before.
+fn reopen_after(failures: u32) -> Duration {
+    (REOPEN_FIRST * 2_u32.saturating_pow(failures.min(16))).min(REOPEN_MOST)
+}
+
+/// Takes what a device tells, until it is not used any more.
+async fn listen(adapters: &Weak<Adapters>, device: Arc<Device>) {
+    let mut news = device.news();
+    let events = match device.events().and_then(readiness_of) {
+        Ok(events) => Some(events),
+        Err(error) => {
+            let device = device.name();
+            tracing::warn!(%device, %error, "nothing is heard of an RDMA device");
+            None
+        }
+    };
+    let device = {
+        let open = device;
+        Arc::downgrade(&open)
+    };
+    let mut revivals = news.borrow().revivals;
+    loop {
+        let seen = *news.borrow_and_update();
+        if seen.is_over {
+            return;
+        }
+        if seen.revivals != revivals {
+            revivals = seen.revivals;
+            let Some(adapters) = adapters.upgrade() else { return };
+            adapters.note_revived();
+        }
+        tokio::select! {
+            () = is_ready(events.as_ref()) => {
+                let Some(device) = device.upgrade() else { return };
+                device.take_events();
+            }
+            changed = news.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Returns when there may be something to be heard; never where nothing is.
+async fn is_ready(events: Option<&AsyncFd<OwnedFd>>) {
+    let Some(events) = events else { return future::pending().await };
+    match events.readable().await {
         // Before it is looked: what comes meanwhile makes it ready again.
-        ready.clear_ready();
-        let Some(device) = device.upgrade() else { return };
-        device.take_events();
+        Ok(mut ready) => ready.clear_ready(),
+        Err(_) => future::pending().await,
     }
 }
 
-/// Has lanes tried again as soon as a port works again, and spread over all ports.
+/// Has lanes tried again as soon as a port or an adapter works again, and spread over all ports.
 async fn follow(core: Weak<Core>, mut revived: watch::Receiver<u64>) {
     while revived.changed().await.is_ok() {
-        for wait in AGAIN {
-            tokio::time::sleep(wait).await;
+        let mut waits = AGAIN.iter();
+        while let Some(wait) = waits.next() {
+            tokio::select! {
+                () = tokio::time::sleep(*wait) => {}
+                changed = revived.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    // From the start, for this one.
+                    waits = AGAIN.iter();
+                    continue;
+                }
+            }
             let Some(core) = core.upgrade() else { return };
             for peer in core.all_peers() {
                 peer.try_best();

@@ -110,7 +110,7 @@ impl Registry {
     /// # Errors
     /// [`Error::PartialOverlap`] and [`Error::AccessConflict`] name the region in the way;
     /// [`Error::Rdma`] says why an adapter does not take it, where an engine demands RDMA; where none
-    /// does, that adapter is not used any more.
+    /// does, that adapter is not used before it has taken all regions, as is tried again later.
     pub fn register(&self, memory: Memory, access: Access) -> Result<Region, Error> {
         let region = self.insert(memory, access)?;
         let devices: Vec<_> = self.0.devices.lock().iter().filter_map(Weak::upgrade).collect();
@@ -139,9 +139,19 @@ impl Registry {
 
     /// Registers the regions that there are with adapters, where they are not yet.
     pub(crate) fn attach(&self, devices: &[Arc<Device>]) -> Result<(), RdmaError> {
+        self.attach_while(devices, || true)
+    }
+
+    /// The same while somebody wants it, as is asked before each region.
+    pub(crate) fn attach_while(
+        &self,
+        devices: &[Arc<Device>],
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<(), RdmaError> {
         let regions: Vec<_> =
             self.0.slots.read().slots.iter().filter_map(|slot| slot.region.clone()).collect();
-        regions.iter().try_for_each(|region| Device::register_with(devices, region))
+        let mut wanted = regions.iter().take_while(|_| is_wanted());
+        wanted.try_for_each(|region| Device::register_with(devices, region))
     }
 
     fn insert(&self, memory: Memory, access: Access) -> Result<Region, Error> {

@@ -10,6 +10,7 @@ mod idle;
 mod library;
 mod nothing_held;
 mod rails;
+mod renewed;
 mod replaced;
 mod several;
 
