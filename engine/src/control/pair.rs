@@ -9,6 +9,7 @@ use kvferry_proto::frame::{Hello, PairAddress, Refusal, Welcome};
 use kvferry_proto::rpc;
 use kvferry_transport::rdma::fetch::{Fetched, Fetcher};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 use super::client::dial;
 use super::lane::{add, is_welcome};
@@ -18,8 +19,12 @@ use crate::error::Error;
 use crate::lanes::Bond;
 use crate::net::Endpoint;
 use crate::peer::PeerInner;
-use crate::rdma::{self, Adapters, PairChoice, PortPair};
+use crate::rdma::{self, Adapters, LaneEnd, PairChoice, PortPair};
 use crate::topology::Pairing;
+
+/// Which share of the time for a lane its adapters may take to show that packets come through: so that the
+/// error says who has let it pass.
+const SHARE_OF_PROOF: u32 = 2;
 
 /// What an engine says of its ports.
 pub(super) fn ports(adapters: &Adapters) -> Vec<rpc::RdmaPort> {
@@ -69,7 +74,8 @@ struct Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         if !self.is_open {
-            self.pairs.give_back(self.at, self.lane, true);
+            let end = LaneEnd { has_failed: true, has_carried: false };
+            self.pairs.give_back(self.at, self.lane, end);
         }
     }
 }
@@ -83,14 +89,17 @@ pub(super) async fn open(
     pairs: &Arc<PairChoice>,
     hello: Hello,
 ) -> Result<(), Error> {
+    // What concerns the connection is no failure of RDMA.
+    let lost = |error: &dyn std::fmt::Display| offer.unreachable(peer, error);
     let failed = |error: &dyn std::fmt::Display| {
         let (peer, reason) = (peer.endpoint().clone(), error.to_string().into());
         Error::RdmaFailed { peer, reason }
     };
+    let limit = peer.core().settings.connect_timeout;
     let adapters = peer.core().adapters().map_err(|why| failed(&why))?;
     let (mut taken, pair, half) = take(&adapters, pairs, lane).map_err(|why| failed(&why))?;
 
-    let mut stream = dial(lanes, peer.core().settings.connect_timeout).await?;
+    let mut stream = dial(lanes, limit).await?;
     let mut first = hello.encode().to_vec();
     first.extend_from_slice(&half.address(pair.remote).encode());
     let exchange = async {
@@ -99,23 +108,37 @@ pub(super) async fn open(
         stream.read_exact(&mut welcome).await?;
         Ok::<_, io::Error>(welcome)
     };
-    let welcome = exchange.await.map_err(|error| failed(&error))?;
-    is_welcome(peer, &welcome)?;
+    let welcome = exchange.await.map_err(|error| lost(&error))?;
+    is_welcome(peer, &welcome).map_err(|error| match error {
+        Error::LaneRefused { refusal, .. } if is_of_rdma(refusal) => {
+            failed(&format_args!("it refused a lane: {refusal}"))
+        }
+        error => error,
+    })?;
     let mut theirs = [0; PairAddress::BYTES];
-    stream.read_exact(&mut theirs).await.map_err(|error| failed(&error))?;
+    stream.read_exact(&mut theirs).await.map_err(|error| lost(&error))?;
     let theirs = PairAddress::decode(&theirs)
         .map_err(|error| Error::Protocol { peer: peer.endpoint().clone(), error })?;
     let (mut fetcher, berth) = half.connect(&theirs).map_err(|error| failed(&error))?;
     // That it is connected says nothing of the way between: a lane is up once that has been gone.
-    prove(&mut fetcher).await.map_err(|error| failed(&error))?;
-    let stream = stream.into_std().map_err(|error| failed(&error))?;
+    let limit = limit / SHARE_OF_PROOF;
+    match timeout(limit, prove(&mut fetcher)).await {
+        Ok(proved) => proved.map_err(|error| failed(&error))?,
+        Err(_) => return Err(failed(&format_args!("no packet came through within {limit:?}"))),
+    }
+    let stream = stream.into_std().map_err(|error| lost(&error))?;
     let bond = Bond::Pair(Box::new(fetcher), berth);
     let (pairs, at) = (pairs.clone(), taken.at);
-    let on_gone = Box::new(move |has_failed| pairs.give_back(at, lane, has_failed));
+    let on_gone = Box::new(move |end| pairs.give_back(at, lane, end));
     let added = add(peer, lane, offer, stream.into(), bond, Some(on_gone));
     // From here on the lane gives it back, when it is gone.
     taken.is_open = added.is_ok();
     added
+}
+
+/// Whether a lane was refused for what belongs to it beside the connection, or in place of it.
+fn is_of_rdma(refusal: Refusal) -> bool {
+    matches!(refusal, Refusal::NoPair | Refusal::Transport)
 }
 
 /// A pair of ports, and a queue pair on the one that is here. One that has none is no reason not to try

@@ -1,11 +1,14 @@
-//! Read slices that this process's adapter fetches, from memory that the peer has lent by key.
+//! Slices that adapters fetch: of reads, by this process's, from memory that the peer has lent by key; and
+//! what the peer says of those of writes, which its own fetches.
 
 use std::sync::Arc;
 
 use kvferry_proto::frame::{Reply, Status};
+use kvferry_proto::{LaneId, TransferId};
 use kvferry_transport::lanes::{Incoming, Lane};
 use kvferry_transport::rdma::fetch::Fetch;
 
+use super::PeerInner;
 use super::lent::SliceOf;
 use crate::error::Error;
 use crate::rdma::{End, Errand, Link};
@@ -61,6 +64,7 @@ impl Errand for FetchedRead {
         let held = |status| Reply::Held { transfer, slice, status };
         match end {
             End::InPlace => peer.event(|session, now| {
+                session.on_carried(on);
                 session.on_landed(now, on, transfer, slice, Ok(()));
                 session.on_reply(now, on, held(Status::HeldUntilLanded));
             }),
@@ -72,5 +76,26 @@ impl Errand for FetchedRead {
             // Nobody waits for it any more.
             End::Forbidden => {}
         }
+    }
+}
+
+impl PeerInner {
+    /// A slice that was written is in place, by a lane with a queue pair. Whether the peer's adapter has
+    /// fetched it, as far as is known of its transfer, and it did not come on the connection.
+    pub(super) fn acknowledged(
+        self: &Arc<Self>,
+        lane: LaneId,
+        transfer: TransferId,
+        ack: Reply,
+    ) -> bool {
+        self.event(|session, now| {
+            let cargo = session.attachment(transfer);
+            let is_fetched = cargo.is_some_and(|cargo| cargo.went_by(Transport::Rdma));
+            if is_fetched {
+                session.on_carried(lane);
+            }
+            session.on_reply(now, lane, ack);
+            is_fetched
+        })
     }
 }

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::lanes::Tie;
 use crate::loan::{BUSY_BYTES, Borrowings, NOT_LENT_HERE};
 use crate::passage;
+use crate::rdma::LaneEnd;
 use crate::transfer::cargo::{Cargo, Permit};
 use crate::transports::Transport;
 
@@ -24,12 +25,12 @@ pub(crate) struct ReplyHandler {
     peer: Weak<PeerInner>,
     lane: LaneId,
     tie: Tie,
-    /// Told when the lane is gone, and whether that was this end's wish.
+    /// Told when the lane is gone.
     on_gone: Option<OnGone>,
 }
 
-/// What is to be done when a lane is gone; it is told whether the lane has failed.
-pub(crate) type OnGone = Box<dyn Fn(bool) + Send + Sync>;
+/// What is to be done when a lane is gone.
+pub(crate) type OnGone = Box<dyn Fn(LaneEnd) + Send + Sync>;
 
 impl ReplyHandler {
     pub(crate) fn new(
@@ -166,7 +167,14 @@ impl LaneHandler for ReplyHandler {
                 given_back.map_or_else(Incoming::Violation, |()| Incoming::Done)
             }
             Ok((_, reply)) => {
-                peer.reply(self.lane, reply);
+                match (&self.tie, reply) {
+                    (Tie::Pair(link), Reply::Ack { transfer, status: Status::Done, .. }) => {
+                        if peer.acknowledged(self.lane, transfer, reply) {
+                            link.note_carried();
+                        }
+                    }
+                    _ => peer.reply(self.lane, reply),
+                }
                 let is_quiet = match reply {
                     Reply::Pong { .. } => true,
                     Reply::Ack { .. } => self.is_copied_from(&peer),
@@ -189,7 +197,8 @@ impl LaneHandler for ReplyHandler {
             self.tie.has_failed() || !matches!(reason, CloseReason::Local | CloseReason::Reset);
         self.tie.close();
         if let Some(on_gone) = &self.on_gone {
-            on_gone(has_failed);
+            let has_carried = matches!(&self.tie, Tie::Pair(link) if link.has_carried());
+            on_gone(LaneEnd { has_failed, has_carried });
         }
         if let Some(peer) = self.peer.upgrade() {
             tracing::debug!(peer = %peer.endpoint, lane = %self.lane, %reason, "lane closed");

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvferry_proto::TransferId;
@@ -61,6 +62,8 @@ pub(crate) struct Link {
     pub(crate) keys: BorrowedKeys,
     watch: Mutex<Option<Watch>>,
     slices: Mutex<Slices>,
+    /// Something has come through by it, here or at the other end.
+    has_carried: AtomicBool,
 }
 
 struct Slices {
@@ -131,6 +134,7 @@ impl Link {
                 is_attended: false,
                 fetched: Vec::new(),
             }),
+            has_carried: AtomicBool::new(false),
         });
         let flight: Arc<dyn Flight> = link.clone();
         passage::take_off(&flight);
@@ -163,6 +167,16 @@ impl Link {
     /// Why it was lost, if it was.
     pub(crate) fn failure(&self) -> Option<Arc<str>> {
         self.slices.lock().failure.clone()
+    }
+
+    /// Whether anything has come through by it, as far as this end knows.
+    pub(crate) fn has_carried(&self) -> bool {
+        self.has_carried.load(Ordering::Relaxed)
+    }
+
+    /// Something has come through by it.
+    pub(crate) fn note_carried(&self) {
+        self.has_carried.store(true, Ordering::Relaxed);
     }
 
     /// Has a reactor look at it until it is closed. To be done before anything is fetched.
@@ -224,6 +238,9 @@ impl Link {
         };
         let has_ended = !ended.is_empty();
         for Ended { errand, owed, end } in ended {
+            if end == End::InPlace {
+                self.note_carried();
+            }
             errand.finish(owed.lane(), end);
             look = Look::Worked;
         }

@@ -14,7 +14,7 @@
 //! | `error` | why there is none |
 //! | `adapters` | the devices that an engine uses, and the ports that it offers |
 //! | `device` | a device that is open: regions and queue pairs on it, ports that work or do not |
-//! | `events` | what devices tell of their own accord |
+//! | `events` | what devices tell of their own accord; those that have failed, opened anew |
 //! | `ports` | ports on the wire |
 //! | `pairs` | which pair of ports the next lane is on |
 //! | `connect` | queue pairs of new lanes |
@@ -39,6 +39,6 @@ pub use error::RdmaError;
 pub(crate) use events::{attend, readiness_of};
 pub(crate) use keys::{BorrowedKeys, LentRegion};
 pub(crate) use link::{End, Errand, Link};
-pub(crate) use pairs::{PairChoice, PortPair};
+pub(crate) use pairs::{LaneEnd, PairChoice, PortPair};
 pub(crate) use ports::{from_wire, to_wire};
 pub use settings::Rdma;

@@ -13,7 +13,8 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 /// The longest such wait.
 const BACKOFF_MOST: Duration = Duration::from_secs(30);
 
-/// A pair whose lane was open for this long has recovered: its failures before do not count.
+/// A pair whose lane was open for this long, and has carried something, has recovered: its failures before
+/// do not count.
 const RECOVERED_AFTER: Duration = Duration::from_secs(10);
 
 /// A port here and a port there that reach each other, by their positions.
@@ -22,6 +23,15 @@ pub(crate) struct PortPair {
     pub(crate) local: usize,
     /// In the order in which the peer offers them.
     pub(crate) remote: u16,
+}
+
+/// How a lane on a pair has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneEnd {
+    /// It was lost, or could not be opened.
+    pub(crate) has_failed: bool,
+    /// Its queue pair has brought something.
+    pub(crate) has_carried: bool,
 }
 
 /// All pairs with one incarnation of a peer.
@@ -70,13 +80,14 @@ impl Pairs {
         Some((at, state.pair))
     }
 
-    fn give_back(&mut self, now: Instant, at: usize, lane: LaneId, has_failed: bool) {
+    fn give_back(&mut self, now: Instant, at: usize, lane: LaneId, end: LaneEnd) {
         let Some(state) = self.pairs.get_mut(at) else { return };
         state.lanes.retain(|other| *other != lane);
-        if !has_failed {
+        if !end.has_failed {
             return;
         }
-        if now.saturating_duration_since(state.opened) >= RECOVERED_AFTER {
+        let lasted = now.saturating_duration_since(state.opened);
+        if end.has_carried && lasted >= RECOVERED_AFTER {
             state.failures = 0;
         }
         let wait = BACKOFF_FIRST * 2_u32.saturating_pow(state.failures.min(16));
@@ -127,8 +138,8 @@ impl PairChoice {
     }
 
     /// A lane on the pair at this position is gone, or was not to be opened.
-    pub(crate) fn give_back(&self, at: usize, lane: LaneId, has_failed: bool) {
-        self.0.lock().give_back(time::now(), at, lane, has_failed);
+    pub(crate) fn give_back(&self, at: usize, lane: LaneId, end: LaneEnd) {
+        self.0.lock().give_back(time::now(), at, lane, end);
     }
 }
 
@@ -137,6 +148,9 @@ mod tests {
     use super::*;
 
     const LANE: LaneId = LaneId(1);
+    const CLOSED: LaneEnd = LaneEnd { has_failed: false, has_carried: true };
+    const BARREN: LaneEnd = LaneEnd { has_failed: true, has_carried: false };
+    const LOST: LaneEnd = LaneEnd { has_failed: true, has_carried: true };
 
     fn pairs(count: u16) -> (Pairs, Instant) {
         let now = Instant::now();
@@ -152,21 +166,21 @@ mod tests {
         assert_eq!(taken[1], 1);
         taken.sort_unstable();
         assert_eq!(taken, [0, 0, 1, 1, 2, 2]);
-        pairs.give_back(now, 1, LaneId(1), false);
+        pairs.give_back(now, 1, LaneId(1), CLOSED);
         assert_eq!(pairs.take(now, LaneId(6)).unwrap().0, 1);
     }
 
     #[test]
     fn lanes_are_spread_again_when_a_port_works_again_and_no_more_are_moved_than_that_takes() {
         let (mut pairs, now) = pairs(2);
-        pairs.give_back(now, 0, LANE, true);
+        pairs.give_back(now, 0, LANE, LOST);
         for lane in 0..5 {
             assert_eq!(pairs.take(now, LaneId(lane)).unwrap().0, 1);
         }
         let moved = pairs.spread();
         assert_eq!(moved.len(), 2);
         for lane in moved {
-            pairs.give_back(now, 1, lane, false);
+            pairs.give_back(now, 1, lane, CLOSED);
             assert_eq!(pairs.take(now, LaneId(lane.0 + 64)).unwrap().0, 0);
         }
         assert_eq!(pairs.spread(), []);
@@ -177,18 +191,21 @@ mod tests {
         let (mut pairs, mut now) = pairs(2);
         assert_eq!(pairs.take(now, LANE).unwrap().0, 0);
         for wait_ms in [500, 1000, 2000] {
-            pairs.give_back(now, 0, LANE, true);
+            pairs.give_back(now, 0, LANE, LOST);
             let just_before = now + Duration::from_millis(wait_ms - 1);
             assert_eq!(pairs.take(just_before, LANE).unwrap().0, 1);
-            pairs.give_back(just_before, 1, LANE, false);
+            pairs.give_back(just_before, 1, LANE, CLOSED);
             now += Duration::from_millis(wait_ms);
             assert_eq!(pairs.pairs[1].lanes, []);
             pairs.next = 0;
             assert_eq!(pairs.take(now, LANE).unwrap().0, 0);
         }
-        now += RECOVERED_AFTER;
-        pairs.give_back(now, 0, LANE, true);
-        assert_eq!(pairs.pairs[0].retry_at, Some(now + BACKOFF_FIRST));
+        // That it was open for long says nothing while it carries nothing.
+        for (end, wait) in [(BARREN, 8 * BACKOFF_FIRST), (LOST, BACKOFF_FIRST)] {
+            now += RECOVERED_AFTER;
+            pairs.give_back(now, 0, LANE, end);
+            assert_eq!(pairs.pairs[0].retry_at, Some(now + wait));
+        }
     }
 
     #[test]
@@ -196,8 +213,8 @@ mod tests {
         let (mut pairs, now) = pairs(2);
         let (first, _) = pairs.take(now, LANE).unwrap();
         let (second, _) = pairs.take(now, LANE).unwrap();
-        pairs.give_back(now, second, LANE, true);
-        pairs.give_back(now + Duration::from_millis(1), first, LANE, true);
+        pairs.give_back(now, second, LANE, LOST);
+        pairs.give_back(now + Duration::from_millis(1), first, LANE, LOST);
         assert_eq!(pairs.take(now + Duration::from_millis(2), LANE).unwrap().0, second);
     }
 

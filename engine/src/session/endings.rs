@@ -83,7 +83,12 @@ impl<T: Clone> Session<T> {
             self.deadlines.retain(|(_, other)| *other != id);
             return;
         };
+        let begun = entry.transfer.begun();
+        let out: BTreeSet<LaneId> = entry.transfer.posted().map(|(lane, _)| lane).collect();
         let outcome = entry.transfer.time_out();
+        for lane in out {
+            self.lanes.doubt(lane, begun, self.heard, self.settings.barren_after);
+        }
         self.end_now(id, outcome);
     }
 

@@ -1,7 +1,7 @@
 //! The lanes of a session: which are open, what is out on each, when a lost one is tried again.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvferry_proto::LaneId;
 
@@ -38,7 +38,12 @@ struct Slot {
 struct Lane {
     slot: usize,
     means: Means,
-    up: bool,
+    /// Since when it is open.
+    up_at: Option<Instant>,
+    /// Something has come through by what it is for: its queue pair, where one belongs to it.
+    has_carried: bool,
+    /// A transfer that was out on it has run out of time, though the peer was there.
+    is_doubted: bool,
     /// It is being closed: nothing more is posted on it.
     retired: bool,
     /// It closes once nothing is out on it.
@@ -52,8 +57,12 @@ struct Lane {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gone {
     pub(super) means: Means,
-    /// It was open.
-    pub(super) was_up: bool,
+    /// Since when it was open, if it was.
+    pub(super) up_at: Option<Instant>,
+    /// It went with something out on it, and had never carried anything.
+    pub(super) was_barren: bool,
+    /// A transfer ran out of time on it, though the peer was there, and it had never carried anything.
+    pub(super) was_doubted: bool,
     /// It was being closed.
     pub(super) was_retired: bool,
 }
@@ -95,7 +104,7 @@ impl LaneSet {
     /// Whether there is a lane of this transport: open, or about to be. Those that are being closed do
     /// not count.
     pub(super) fn has(&self, means: Means, is_up: bool) -> bool {
-        let counts = |lane: &Lane| lane.means == means && !lane.retired && (lane.up || !is_up);
+        let counts = |lane: &Lane| lane.means == means && !lane.retired && (lane.is_up() || !is_up);
         self.lanes.values().any(counts)
     }
 
@@ -116,7 +125,7 @@ impl LaneSet {
     /// Lanes that are not open yet give their slots up. They may take them back when they are.
     pub(super) fn set_aside_unopened(&mut self) {
         for slot in &mut self.slots {
-            let is_open = |id: &LaneId| self.lanes.get(id).is_some_and(|lane| lane.up);
+            let is_open = |id: &LaneId| self.lanes.get(id).is_some_and(Lane::is_up);
             slot.lane = slot.lane.filter(is_open);
         }
     }
@@ -124,26 +133,32 @@ impl LaneSet {
     /// The best transport is used again, with so many lanes for bulk: lanes of its spare leave, and
     /// those of it have their slots back.
     pub(super) fn replace_spare(&mut self, bulk: usize) {
-        let leaving = self.lanes.iter().filter(|(_, lane)| lane.means == Means::Spare);
-        for id in leaving.map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.leave(id);
-            self.retire(id);
-        }
+        self.leave_all(Means::Spare);
         self.want(bulk);
         self.forget_failures();
         for (id, lane) in &self.lanes {
             if lane.means == Means::Best && !lane.retired {
                 let slot = &mut self.slots[lane.slot];
                 // One that is open goes before one that is not.
-                let is_free = slot.lane.is_none_or(|other| !self.lanes[&other].up);
+                let is_free = slot.lane.is_none_or(|other| !self.lanes[&other].is_up());
                 slot.lane = if is_free { Some(*id) } else { slot.lane };
             }
         }
     }
 
+    /// Others take the places of all lanes of this transport: those that are open leave, and what comes
+    /// up later is closed.
+    pub(super) fn leave_all(&mut self, means: Means) {
+        let leaving = self.lanes.iter().filter(|(_, lane)| lane.means == means);
+        for id in leaving.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.leave(id);
+            self.retire(id);
+        }
+    }
+
     /// Another takes the place of an open lane, which closes once nothing is out on it.
     pub(super) fn leave(&mut self, id: LaneId) {
-        if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.up && !lane.retired) {
+        if let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.usable()) {
             lane.is_leaving = true;
             self.retire(id);
         }
@@ -196,12 +211,27 @@ impl LaneSet {
     }
 
     /// Whether the lane was wanted and is open now.
-    pub(super) fn set_up(&mut self, id: LaneId) -> bool {
+    pub(super) fn set_up(&mut self, id: LaneId, now: Instant) -> bool {
         let Some(lane) = self.lanes.get_mut(&id).filter(|lane| !lane.retired) else { return false };
-        lane.up = true;
+        lane.up_at = Some(now);
         let slot = &mut self.slots[lane.slot];
         (slot.failures, slot.retry_at) = (0, None);
         true
+    }
+
+    /// Something has come through by what a lane is for. Whether that speaks for the way of large
+    /// transfers.
+    pub(super) fn note_carried(&mut self, id: LaneId) -> bool {
+        let Some(lane) = self.lanes.get_mut(&id) else { return false };
+        (lane.has_carried, lane.is_doubted) = (true, false);
+        lane.slot != EXPRESS || self.wanted == 1
+    }
+
+    /// A transfer that began then and is out on a lane has run out of time, and the peer was heard as late
+    /// as this: a lane that carried nothing, while it had this long to, is doubted.
+    pub(super) fn doubt(&mut self, id: LaneId, begun: Instant, heard: Instant, patience: Duration) {
+        let Some(lane) = self.lanes.get_mut(&id).filter(|lane| !lane.has_carried) else { return };
+        lane.is_doubted |= lane.up_at.is_some_and(|up_at| heard >= up_at.max(begun) + patience);
     }
 
     /// Nothing more is posted on a lane; its slot is free.
@@ -220,13 +250,15 @@ impl LaneSet {
         if slot.lane == Some(id) {
             slot.lane = None;
             // A lane that was open is tried again at once, one that never was is not.
-            if !lane.up || slot.failures > 0 {
+            if !lane.is_up() || slot.failures > 0 {
                 let wait = settings.backoff_first * 2_u32.saturating_pow(slot.failures.min(16));
                 slot.retry_at = Some(now + wait.min(settings.backoff_most));
             }
             slot.failures += 1;
         }
-        Some(Gone { means: lane.means, was_up: lane.up, was_retired: lane.retired })
+        let Lane { means, up_at, is_doubted: was_doubted, retired: was_retired, .. } = lane;
+        let was_barren = lane.out_bytes > 0 && !lane.has_carried;
+        Some(Gone { means, up_at, was_barren, was_doubted, was_retired })
     }
 
     /// Every lane, which is none of the session's any more.
@@ -295,12 +327,25 @@ impl LaneSet {
 
 impl Lane {
     fn new(slot: usize, means: Means) -> Self {
-        let (up, retired, is_leaving) = (false, false, false);
-        Self { slot, means, up, retired, is_leaving, out_bytes: 0, unanswered_bytes: 0 }
+        Self {
+            slot,
+            means,
+            up_at: None,
+            has_carried: false,
+            is_doubted: false,
+            retired: false,
+            is_leaving: false,
+            out_bytes: 0,
+            unanswered_bytes: 0,
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.up_at.is_some()
     }
 
     fn usable(&self) -> bool {
-        self.up && !self.retired
+        self.is_up() && !self.retired
     }
 }
 
@@ -316,7 +361,7 @@ mod tests {
         assert_eq!(seen.iter().map(|lane| slot_of(*lane)).collect::<Vec<_>>(), [0, 1, 2]);
         let mut lost = seen[1];
         for _ in 0..100 {
-            set.set_up(lost);
+            set.set_up(lost, now);
             set.remove(lost, now, &settings);
             set.forget_failures();
             let opened = set.open_missing(now, Means::Best);
@@ -333,7 +378,7 @@ mod tests {
         let mut set = LaneSet::new(2);
         let opened = set.open_missing(now, Means::Best);
         for lane in &opened {
-            set.set_up(*lane);
+            set.set_up(*lane, now);
         }
         set.want(1);
         assert_eq!(set.up().count(), 3);

@@ -46,7 +46,7 @@ impl<T: Clone> Session<T> {
 
     /// A lane is open: the target knows of it.
     pub fn on_lane_up(&mut self, now: Instant, lane: LaneId) {
-        if !matches!(self.link, Link::Up { .. }) || !self.lanes.set_up(lane) {
+        if !matches!(self.link, Link::Up { .. }) || !self.lanes.set_up(lane, now) {
             self.actions.push_back(Action::CloseLane { lane, reset: true });
             return;
         }

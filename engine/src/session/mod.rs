@@ -173,6 +173,12 @@ impl<T: Clone> Session<T> {
         entry.transfer.awaits(lane, slice).then_some(&entry.token)
     }
 
+    /// The attachment of a transfer that has not ended.
+    #[must_use]
+    pub fn attachment(&self, transfer: TransferId) -> Option<&T> {
+        self.transfers.get(transfer).map(|entry| &entry.token)
+    }
+
     /// The lanes that answers to a transfer are to come on: those that its slices are out on, and the one
     /// for what has no payload.
     #[must_use]

@@ -29,8 +29,12 @@ pub struct Settings {
     pub return_first: Duration,
     /// The longest such wait.
     pub return_most: Duration,
-    /// When lanes of the best transport have been up for this long, its failures before do not count.
+    /// When lanes of the best transport have been up for this long and have carried something, its
+    /// failures before do not count.
     pub recovered_after: Duration,
+    /// How long a peer that is there has for something to come through on a lane, before the lane is
+    /// doubted whose transfer runs out of time.
+    pub barren_after: Duration,
     /// How many transfers may be open.
     pub open_transfers: u64,
 }
@@ -51,6 +55,7 @@ impl Default for Settings {
             return_first: Duration::from_millis(500),
             return_most: Duration::from_secs(30),
             recovered_after: Duration::from_secs(10),
+            barren_after: Duration::from_secs(1),
             open_transfers: 16_384,
         }
     }

@@ -173,6 +173,11 @@ impl Cargo {
         self.carried_by.fetch_or(BY_REFERENCE, Ordering::Relaxed);
     }
 
+    /// Whether something of it went out by `transport`.
+    pub(crate) fn went_by(&self, transport: Transport) -> bool {
+        self.carried_by.load(Ordering::Relaxed) & Carriers::of(transport).0 != 0
+    }
+
     fn carriers(&self) -> Carriers {
         Carriers(self.carried_by.load(Ordering::Relaxed) & !BY_REFERENCE)
     }

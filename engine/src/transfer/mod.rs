@@ -108,6 +108,12 @@ impl TransferState {
         self.op
     }
 
+    /// When it began.
+    #[must_use]
+    pub fn begun(&self) -> Instant {
+        self.begun
+    }
+
     /// When it ends at the latest.
     #[must_use]
     pub fn deadline(&self) -> Instant {

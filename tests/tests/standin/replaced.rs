@@ -161,6 +161,8 @@ fn memory_that_an_adapter_does_not_take_goes_by_tcp_where_that_is_allowed() {
     let initiator = End::new(&standin, 64, auto(&standin));
     let (peer, _) = initiator.meet(&target);
     await_that("RDMA is used", || carrier(&peer) == Some(Transport::Rdma));
+    // And when it is opened anew.
+    standin.refuse(c"ibv_reg_mr");
     standin.refuse(c"ibv_reg_mr");
     let memory = Memory::anonymous(1 << 20, Pages::Small).unwrap();
     let region = initiator.registry().register(memory, Access::ReadWrite).unwrap();
@@ -175,4 +177,78 @@ fn memory_that_an_adapter_does_not_take_goes_by_tcp_where_that_is_allowed() {
         peer.not_rdma().is_some_and(|why| why.contains("cannot be reached by RDMA"))
     });
     assert_eq!(carrier(&peer), Some(Transport::Tcp));
+    // In time the adapter takes it.
+    await_that("RDMA is used", || carrier(&peer) == Some(Transport::Rdma));
+    let here = region.span(0, 64 * 4096).unwrap();
+    assert_eq!(peer.write(here, there).submit().unwrap().wait().unwrap().transport, "rdma");
+}
+
+#[test]
+fn adapters_that_connect_and_carry_nothing_give_way_to_tcp_until_a_port_comes_back() {
+    for pushes in [true, false] {
+        let standin = StandIn::with_adapters(1);
+        // It is seen that the peer is there while nothing comes through.
+        let watchful = |builder: EngineBuilder| {
+            auto(&standin)(builder).liveness(Duration::from_millis(100), Duration::from_secs(30))
+        };
+        let target = End::new(&standin, 64, watchful).shared();
+        let initiator = End::new(&standin, 64, watchful);
+        let (peer, remote) = initiator.meet(&target);
+        // Queue pairs connect: what moves no bytes is answered.
+        standin.hold(true);
+        initiator.fill(1);
+        target.fill(1);
+        let submit = || {
+            let here = initiator.layer.blocks(initiator.all());
+            let there = remote.blocks(target.all());
+            let request = if pushes { peer.write(here, there) } else { peer.read(there, here) };
+            request.deadline(Duration::from_millis(1600)).submit().unwrap()
+        };
+        for round in 0..3 {
+            await_that("RDMA is used", || carrier(&peer) == Some(Transport::Rdma));
+            await_lanes(&peer, 2);
+            let error = submit().wait().unwrap_err();
+            assert!(matches!(error.cause, Error::Deadline { .. }), "round {round}: {error}");
+        }
+        await_that("TCP is used", || carrier(&peer) == Some(Transport::Tcp));
+        assert_eq!(submit().wait().unwrap().transport, "tcp");
+        let why = peer.not_rdma().unwrap();
+        assert!(why.contains("carried nothing"), "{why}");
+        await_that("its queue pairs are gone", || standin.pairs_on(0) == 0);
+        standin.hold(false);
+        standin.set_port(0, false);
+        standin.set_port(0, true);
+        await_that("RDMA is used", || carrier(&peer) == Some(Transport::Rdma));
+        assert_eq!(submit().wait().unwrap().transport, "rdma");
+    }
+}
+
+#[test]
+fn adapters_of_which_nothing_is_heard_are_a_failure_of_rdma_and_not_of_the_peer() {
+    let standin = StandIn::with_adapters(1);
+    let target = End::new(&standin, 64, |builder| builder).shared();
+    let hasty = |builder: EngineBuilder| builder.connect_timeout(Duration::from_millis(600));
+    let initiator = End::new(&standin, 64, hasty);
+    standin.hold(true);
+    standin.hold_all(true);
+    let connect = || initiator.own.connect_to(&target.engine().address().to_string());
+    let error = connect().unwrap_err();
+    assert!(matches!(error, Error::RdmaFailed { .. }), "{error}");
+    assert!(error.to_string().contains("no packet came through within"), "{error}");
+    standin.hold(false);
+    standin.release(usize::MAX);
+    connect().unwrap();
+    // Nor is it the peer's where that has no queue pair to offer.
+    let other = StandIn::with_adapters(1);
+    let target = End::new(&other, 64, |builder| builder).shared();
+    other.break_down(0);
+    await_that("nothing is kept of it", || other.live() == 0);
+    let error = initiator.own.connect_to(&target.engine().address().to_string()).unwrap_err();
+    assert!(matches!(error, Error::RdmaFailed { .. }), "{error}");
+    assert!(error.to_string().contains("it refused a lane"), "{error}");
+    // Where nobody accepts lanes any more it is.
+    let address = target.engine().address().to_string();
+    drop(target);
+    let error = initiator.own.connect_to(&address).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }

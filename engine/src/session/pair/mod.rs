@@ -129,6 +129,7 @@ const SETTINGS: Settings = Settings {
     return_first: Duration::from_millis(200),
     return_most: Duration::from_secs(2),
     recovered_after: Duration::from_secs(1),
+    barren_after: Duration::from_secs(1),
     open_transfers: 1000,
 };
 
@@ -192,6 +193,7 @@ impl World {
         self.ways_fail();
         self.run_until(Duration::from_secs(20));
         self.stormy = false;
+        self.ways_work();
         // The first may end before the next attempt to reach the target is due, or find that it
         // has restarted; the last has to work.
         for attempt in 0..4 {
@@ -366,6 +368,9 @@ impl World {
 
     /// The initiator's driver deals with a reply.
     fn receive(&mut self, lane: LaneId, reply: Reply) {
+        if matches!(reply, Reply::Ack { .. } | Reply::Held { .. } | Reply::Data { .. }) {
+            self.session.on_carried(lane);
+        }
         if let Reply::Data { transfer, slice, .. } = reply {
             // Whoever drives the session looks for the transfer before it stores.
             if self.session.awaits(lane, transfer, slice).is_some() {

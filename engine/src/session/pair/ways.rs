@@ -86,6 +86,13 @@ impl World {
         self.after(delay, event);
     }
 
+    /// The best works from now on. Where it was given up since it carried nothing, that has to be heard of.
+    pub(super) fn ways_work(&mut self) {
+        if self.session.spare.is_given_up() {
+            self.session.try_best(self.now, &[]);
+        }
+    }
+
     /// The best works again, and is used by now.
     pub(super) fn check_means(&self) {
         assert_eq!(self.session.means(), Means::Best, "the best works again");
