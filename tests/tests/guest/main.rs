@@ -2,11 +2,15 @@
 //! cut. `make test-rdma` runs these there. They are no part of what `cargo test` runs.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "../recipes/arena.rs"]
+mod arena;
+mod bad_peer;
 mod death;
 mod faults;
 mod fence;
 mod keys;
 mod rails;
+mod wake;
 
 /// The promises of `docs/design.md`, as over each transport (`promises`), between the two ends of one
 /// rail.

@@ -114,6 +114,14 @@ pub(crate) fn delay() -> Fault {
     )
 }
 
+/// What leaves the near ends comes a quarter of a second later, and yet before it is sent again for good.
+pub(crate) fn slow() -> Fault {
+    Fault::new(
+        "for rail in 0 1; do tc qdisc add dev a$rail root netem delay 250ms limit 100000; done",
+        "for rail in 0 1; do tc qdisc del dev a$rail root; done",
+    )
+}
+
 /// What leaves the near end of the second rail comes later, and yet before it is sent again for good.
 pub(crate) fn second_delayed() -> Fault {
     Fault::new(

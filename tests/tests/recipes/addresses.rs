@@ -10,11 +10,12 @@ use std::fs::File;
 
 use kvferry_engine::{
     Access, Error, Layout, LocalSpans, Memory, Peer, Region, Remote, RemoteRegion, RemoteSpans,
+    Transport,
 };
 use kvferry_tests::command::{Answer, Command, Piece, Setup};
 use kvferry_tests::own::Own;
 use kvferry_tests::pattern;
-use kvferry_tests::process::{Cache, Process};
+use kvferry_tests::process::{Cache, Process, over_by_environment};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 const LENGTH: u64 = 4 << 20;
@@ -44,6 +45,11 @@ fn at(offset: u64, length: u64) -> Piece {
     Piece { offset, length, source: offset }
 }
 
+/// What is to carry memory that is no file's.
+fn carrier() -> String {
+    over_by_environment().unwrap_or(Transport::Tcp).to_string()
+}
+
 /// A process that shares its cache, an engine here with as much memory, and how each is named.
 fn pair() -> (Process, Own, Region, Peer, RemoteRegion) {
     let there = Process::start_with(Setup::default(), CACHE);
@@ -67,6 +73,7 @@ fn every_length_arrives_at_every_alignment_and_changes_nothing_around_it() {
             let spans = (here.span(local, length).unwrap(), remote.span(far, length).unwrap());
             let report = peer.write(spans.0.clone(), spans.1).submit().unwrap().wait().unwrap();
             assert_eq!(report.bytes, length);
+            assert!(length == 0 || report.transport == carrier(), "{length}: {report:?}");
             let landed = vec![Piece { offset: far, length, source: local }];
             assert!(wrong(&mut there, MOVED, landed).is_empty(), "{length} to {far}");
             assert!(wrong(&mut there, BEFORE, around).is_empty(), "around {length} to {far}");
@@ -75,7 +82,8 @@ fn every_length_arrives_at_every_alignment_and_changes_nothing_around_it() {
                 (local.saturating_sub(MARGIN), (local + length + MARGIN).min(LENGTH));
             put(&mut there, MOVED, vec![at(far, length)]);
             pattern::fill(&here, start, end - start, BEFORE, start).unwrap();
-            peer.read(spans.1, spans.0).submit().unwrap().wait().unwrap();
+            let report = peer.read(spans.1, spans.0).submit().unwrap().wait().unwrap();
+            assert!(length == 0 || report.transport == carrier(), "{length}: {report:?}");
             let behind = local + length;
             for (seed, from, count, source) in [
                 (BEFORE, start, local - start, start),
@@ -191,6 +199,7 @@ fn a_hundred_thousand_scattered_spans_go_where_they_belong_both_ways() {
         (0..COUNT).map(|i| remote.span(place(i, 7_919), length(i)).unwrap()).collect();
     let report = peer.write(local.clone(), far.clone()).submit().unwrap().wait().unwrap();
     assert_eq!((report.pairs, report.bytes), (COUNT, (0..COUNT).map(length).sum()));
+    assert_eq!(report.transport, carrier());
     let landed = (0..COUNT).map(|i| Piece {
         offset: place(i, 7_919),
         length: length(i),
@@ -201,7 +210,8 @@ fn a_hundred_thousand_scattered_spans_go_where_they_belong_both_ways() {
     assert!(wrong(&mut there, BEFORE, between.collect()).is_empty());
 
     pattern::fill(&here, 0, LENGTH, BEFORE, 0).unwrap();
-    peer.read(far, local).submit().unwrap().wait().unwrap();
+    let report = peer.read(far, local).submit().unwrap().wait().unwrap();
+    assert_eq!(report.transport, carrier());
     for i in 0..COUNT {
         let (offset, length) = (place(i, 61_843), length(i));
         let found = pattern::first_wrong(&here, offset, length, MOVED, offset).unwrap();

@@ -23,6 +23,7 @@
 
 mod abort;
 mod addresses;
+mod arena;
 mod bad_peer;
 mod death;
 mod hostile;

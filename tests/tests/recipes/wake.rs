@@ -7,50 +7,19 @@
 
 use std::time::{Duration, Instant};
 
-use kvferry_engine::{Access, Error, Layout, Memory, Region, Registry};
+use kvferry_engine::{Error, Region};
 use kvferry_tests::command::{Command, Move, Setup, Way};
 use kvferry_tests::own::{Own, await_lanes};
 use kvferry_tests::pattern;
 use kvferry_tests::process::{Cache, Process, blocks};
 use kvferry_tests::proxy::Proxy;
 
-const BLOCK: u64 = 32 << 10;
+use crate::arena::{Arena, BLOCK};
 
 /// Blocks before the sleep: more bytes than sockets take, so that a source is in the middle of them.
 const BLOCKS: u32 = 512;
 
 const PATIENCE: Duration = Duration::from_millis(300);
-
-/// Memory at an address that stays.
-struct Arena(Memory);
-
-impl Arena {
-    fn new() -> Self {
-        Self(Memory::allocate(32 << 20).unwrap())
-    }
-
-    /// Registers the first `count` blocks.
-    fn register(&self, registry: &Registry, count: u32) -> Region {
-        let length = u64::from(count) * BLOCK;
-        assert!(length <= self.0.length());
-        let base = usize::try_from(self.0.base()).unwrap();
-        let base = std::ptr::with_exposed_provenance_mut(base);
-        // SAFETY: the arena outlives every engine and region in these tests, and nobody holds
-        // references into it.
-        let part = unsafe { Memory::foreign(base, usize::try_from(length).unwrap()) }.unwrap();
-        registry.register(part, Access::ReadWrite).unwrap()
-    }
-
-    /// The same, shared, and published as what peers look up.
-    fn share(&self, registry: &Registry, count: u32) -> Region {
-        let region = self.register(registry, count);
-        let layout =
-            Layout { offset: 0, block_bytes: BLOCK, stride: BLOCK, count: u64::from(count) };
-        region.layout(layout).unwrap().publish("cache").unwrap();
-        region.share(Access::ReadWrite).unwrap();
-        region
-    }
-}
 
 fn assert_holds(region: &Region, count: u32, seed: u64) {
     let wrong = pattern::first_wrong(region, 0, u64::from(count) * BLOCK, seed, 0).unwrap();
