@@ -223,12 +223,12 @@ impl Adapters {
         self.ports.iter().position(|port| port.endpoint.name == *name)
     }
 
-    /// A port's device, or why that is not open, and the way out by it.
-    pub(super) fn way(&self, port: usize) -> Option<(Result<Arc<Device>, Arc<str>>, Route)> {
+    /// Which adapter a port is of, and the way out by it.
+    pub(super) fn way(&self, port: usize) -> Option<(usize, Route)> {
         let Port { endpoint, adapter } = self.ports.get(port)?;
         let route =
             Route { port: endpoint.name.port, gid: endpoint.gid_index, pkey: endpoint.pkey_index };
-        Some((self.device(*adapter), route))
+        Some((*adapter, route))
     }
 }
 

@@ -22,9 +22,9 @@ pub(crate) struct Half {
 impl Adapters {
     /// A queue pair on one of the ports; `None` where there is no such port.
     pub(crate) fn half(&self, port: usize) -> Option<Result<Half, RdmaError>> {
-        let (device, route) = self.way(port)?;
+        let (adapter, route) = self.way(port)?;
         let make = || {
-            let device = device.map_err(|why| RdmaError::PortDown { why })?;
+            let device = self.device(adapter).map_err(|why| RdmaError::PortDown { why })?;
             if let Some(why) = device.obstacle_of(route.port) {
                 return Err(RdmaError::PortDown { why });
             }
