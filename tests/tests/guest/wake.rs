@@ -25,10 +25,11 @@ fn wrong(region: &Region, count: u32, seed: u64) -> Option<u64> {
     pattern::first_wrong(region, 0, u64::from(count) * BLOCK, seed, 0).unwrap()
 }
 
-/// Waits until the first bytes of a push have landed, or those of a pull have been asked for.
+/// Waits until the first bytes of a push have landed, or those of a pull have been asked for: they are read
+/// when that has arrived, a quarter of a second later.
 fn await_begun(way: Way, region: &Region, seed: u64) {
     if way == Way::Pull {
-        return std::thread::sleep(Duration::from_millis(100));
+        return std::thread::sleep(Duration::from_millis(20));
     }
     let began = Instant::now();
     while wrong(region, 1, seed).is_some() {
@@ -64,6 +65,7 @@ fn keys_of_what_was_there_before_reach_nothing_of_what_is_there_now() {
         // Lanes are up, and the memory is lent on them.
         assert_done(&peer.transfer(few));
         pattern::fill(&region, 0, region.length(), 1, 0).unwrap();
+        let new = pattern::bytes_at(3, 0, u64::from(after) * BLOCK);
 
         let fault = slow();
         peer.submit("in flight", all.clone());
@@ -74,7 +76,7 @@ fn keys_of_what_was_there_before_reach_nothing_of_what_is_there_now() {
         // The same address, another size, other contents, while packets of before are on their way.
         let region = arena.share(&owner.registry, after);
         assert_ne!(region.id(), old);
-        pattern::fill(&region, 0, region.length(), 3, 0).unwrap();
+        region.write_at(0, &new).unwrap();
         let end = peer.wait("in flight", PATIENCE);
         assert!(["Refused", "SourceReleased"].contains(&end.cause()), "{way:?} {after}: {end:?}");
         // What was looked up before.

@@ -81,7 +81,7 @@ fn an_adapter_that_failed_is_opened_anew_and_transfers_go_over_it_again() {
         }
         initiator.engine().shutdown(Duration::from_millis(100));
         target.engine().shutdown(Duration::from_millis(100));
-        assert_eq!(standin.live(), 0);
+        await_that("nothing is left", || standin.live() == 0);
     }
 }
 
@@ -153,7 +153,7 @@ fn an_engine_that_ends_while_its_adapter_is_out_or_is_opened_anew_leaves_nothing
             await_that("it is being opened", || standin.contexts() > 0);
         }
         end.engine().shutdown(Duration::from_millis(100));
-        assert_eq!(standin.live(), 0, "mended: {is_mended}");
+        await_that(&format!("nothing is left, mended: {is_mended}"), || standin.live() == 0);
         drop(many);
     }
 }
