@@ -3,12 +3,27 @@
 #![forbid(unsafe_code)]
 
 mod cases;
+mod fetch;
 mod resolve;
 
 use std::hint::black_box;
 use std::process::ExitCode;
 
 use cases::DESCRIPTORS;
+use fetch::Blocks;
+
+/// Each piece of work by its name, and how many descriptors it is of.
+const WORK: [(&str, u32); 9] = [
+    ("plan-apart", DESCRIPTORS),
+    ("plan-scattered", DESCRIPTORS),
+    ("plan-strided", DESCRIPTORS),
+    ("encode", DESCRIPTORS),
+    ("decode", DESCRIPTORS),
+    ("resolve", DESCRIPTORS),
+    ("fetch-apart", fetch::BLOCKS),
+    ("fetch-gathered", fetch::BLOCKS),
+    ("fetch-merged", fetch::BLOCKS),
+];
 
 /// Callgrind counts what happens in here.
 #[inline(never)]
@@ -21,6 +36,14 @@ fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_default();
     let planned = |pairs: Vec<_>| {
         counted(|| cases::plan(black_box(&pairs)));
+    };
+    let fetched = |blocks| {
+        let mut ends = fetch::Ends::connect();
+        let slices = ends.slices(blocks);
+        let last = slices.last().map_or((0, 0), |slice| slice.last(&ends));
+        let chains = counted(|| ends.fetch(black_box(slices)));
+        assert!(chains > 0);
+        ends.assert_fetched(last);
     };
     match name.as_str() {
         "plan-apart" => planned(cases::apart()),
@@ -42,8 +65,11 @@ fn main() -> ExitCode {
             let refused = counted(|| black_box(request).submit());
             engines.expect_last_refused(refused.err());
         }
+        "fetch-apart" => fetched(Blocks::Apart),
+        "fetch-gathered" => fetched(Blocks::Gathered),
+        "fetch-merged" => fetched(Blocks::Merged),
         // Cargo runs every benchmark, this one for nothing: it counts under callgrind only.
-        _ => println!("plan-apart plan-scattered plan-strided encode decode resolve"),
+        _ => WORK.iter().for_each(|(name, descriptors)| println!("{name} {descriptors}")),
     }
     ExitCode::SUCCESS
 }

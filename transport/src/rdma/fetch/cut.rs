@@ -53,20 +53,42 @@ impl Position {
     }
 }
 
-/// One request: a range of the peer's memory, to local spans one after another.
+/// One request: a range of the peer's memory, to so many local spans one after another.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) from: RemoteAddress,
-    pub(super) into: Vec<Piece>,
+    pub(super) spans: usize,
     pub(super) bytes: u64,
 }
 
 /// A span of a part.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    pub(super) part: Arc<MemoryRegion>,
+    /// Its position among the parts of its chain.
+    pub(super) part: usize,
     pub(super) offset: u64,
     pub(super) bytes: u32,
+}
+
+/// The local spans of a chain of requests: one list for all of them, so that none is allocated for each.
+#[derive(Debug, Default)]
+pub(super) struct Pieces {
+    pub(super) parts: Vec<Arc<MemoryRegion>>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+impl Pieces {
+    /// The position of the part that an address lies in. Most lie where the last did.
+    fn part_of(&mut self, registered: &Registered, address: u64) -> Result<usize, Unfetchable> {
+        let covers = |part: &Arc<MemoryRegion>| {
+            address.checked_sub(start_of(part)).is_some_and(|inside| inside < part.bytes())
+        };
+        if !self.parts.last().is_some_and(covers) {
+            let part = registered.find(address).ok_or(Unfetchable::NotRegistered)?;
+            self.parts.push(part);
+        }
+        Ok(self.parts.len() - 1)
+    }
 }
 
 impl Fetch {
@@ -86,19 +108,21 @@ impl Fetch {
         self.left
     }
 
-    /// The next request, of at most so many local spans: as much as lies in one range there.
+    /// The next request, of at most so many local spans, which are added to the others of its chain: as much
+    /// as lies in one range there.
     pub(super) fn next(
         &mut self,
         registered: &Registered,
         most_spans: usize,
+        into: &mut Pieces,
     ) -> Result<Option<Cut>, Unfetchable> {
         let Some(first) = self.there.get(self.at_there.next) else { return Ok(None) };
         let from = RemoteAddress {
             address: first.at.address + u64::from(self.at_there.within),
             key: first.at.key,
         };
-        let (mut into, mut bytes) = (Vec::new(), 0_u32);
-        while into.len() < most_spans && bytes < REQUEST_BYTES {
+        let (mut spans, mut bytes) = (0, 0_u32);
+        while spans < most_spans && bytes < REQUEST_BYTES {
             let (Some(there), Some((address, length))) =
                 (self.there.get(self.at_there.next), self.here.get(self.at_here.next).copied())
             else {
@@ -111,19 +135,22 @@ impl Fetch {
                 break;
             }
             let address = address + u64::from(self.at_here.within);
-            let part = registered.find(address).ok_or(Unfetchable::NotRegistered)?;
-            let inside = address - start_of(&part);
+            let at = into.part_of(registered, address)?;
+            let part = &into.parts[at];
+            let inside = address - start_of(part);
             let in_part = u32::try_from(part.bytes() - inside).unwrap_or(u32::MAX);
             let piece = (there.bytes - self.at_there.within)
                 .min(length - self.at_here.within)
                 .min(in_part)
                 .min(REQUEST_BYTES - bytes);
-            into.push(Piece { offset: part.offset() + inside, part, bytes: piece });
+            let offset = part.offset() + inside;
+            into.pieces.push(Piece { part: at, offset, bytes: piece });
+            spans += 1;
             self.at_there.advance(piece, there.bytes);
             self.at_here.advance(piece, length);
             bytes += piece;
         }
         self.left -= u64::from(bytes);
-        Ok(Some(Cut { from, into, bytes: bytes.into() }))
+        Ok(Some(Cut { from, spans, bytes: bytes.into() }))
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::cut::{Cut, Fetch, Piece, Unfetchable};
+use super::cut::{Cut, Fetch, Piece, Pieces, Unfetchable};
 use super::registered::Registered;
 use crate::rdma::verbs::{
     Capacity, Completion, CompletionQueue, Context, LocalSpan, MemoryRegion, Operation, Outcome,
@@ -46,6 +46,8 @@ pub struct Fetcher {
     bytes_out: u64,
     is_armed: bool,
     completions: Vec<Completion>,
+    /// Room for the local spans of a chain, while it is posted.
+    pieces: Vec<Piece>,
 }
 
 #[derive(Debug)]
@@ -116,6 +118,7 @@ impl Fetcher {
             bytes_out: 0,
             is_armed: false,
             completions: Vec::with_capacity(COMPLETIONS),
+            pieces: Vec::new(),
         }
     }
 
@@ -159,45 +162,40 @@ impl Fetcher {
         let Some(pair) = &self.pair else { return Ok(Err(VerbsError::QueuePairFailed)) };
         let free = (self.capacity.requests - self.requests_out) as usize;
         let most_spans = self.capacity.spans as usize;
-        let (mut cuts, mut bytes) = (Vec::<Cut>::new(), 0);
-        while cuts.len() < free.min(CHAIN_REQUESTS) && bytes < CHAIN_BYTES {
-            let Some(cut) = fetch.next(&self.registered, most_spans)? else { break };
+        let mut into = Pieces { parts: Vec::new(), pieces: std::mem::take(&mut self.pieces) };
+        into.pieces.clear();
+        let most = free.min(CHAIN_REQUESTS);
+        let (mut cuts, mut bytes) = (Vec::<Cut>::with_capacity(most), 0);
+        while cuts.len() < most && bytes < CHAIN_BYTES {
+            let Some(cut) = fetch.next(&self.registered, most_spans, &mut into)? else { break };
             bytes += cut.bytes;
             cuts.push(cut);
         }
         if cuts.is_empty() {
             return Ok(Ok(()));
         }
-        let span = |piece| {
-            let &Piece { ref part, offset, bytes } = piece;
-            LocalSpan { region: part, offset, bytes }
+        let Pieces { parts, pieces } = into;
+        let span = |&Piece { part, offset, bytes }: &Piece| LocalSpan {
+            region: &parts[part],
+            offset,
+            bytes,
         };
-        let spans: Vec<Vec<LocalSpan<'_>>> =
-            cuts.iter().map(|cut| cut.into.iter().map(span).collect()).collect();
-        let last = cuts.len().saturating_sub(1);
-        let work: Vec<Work<'_>> = cuts
-            .iter()
-            .zip(&spans)
-            .enumerate()
-            .map(|(index, (cut, spans))| Work {
-                id: self.next_chain,
-                signaled: index == last,
-                operation: Operation::Read { from: cut.from, into: spans },
-            })
-            .collect();
+        let spans: Vec<LocalSpan<'_>> = pieces.iter().map(span).collect();
+        let (last, id, mut rest) = (cuts.len() - 1, self.next_chain, &spans[..]);
+        let mut work: Vec<Work<'_>> = Vec::with_capacity(cuts.len());
+        for (index, cut) in cuts.iter().enumerate() {
+            let (into, others) = rest.split_at(cut.spans);
+            rest = others;
+            let operation = Operation::Read { from: cut.from, into };
+            work.push(Work { id, signaled: index == last, operation });
+        }
         let posted = pair.post(&work);
         drop(work);
         drop(spans);
+        self.pieces = pieces;
         // Counted also where it was refused in part: those before are under way.
         let requests = u32::try_from(cuts.len()).unwrap_or(u32::MAX);
-        let mut into: Vec<Arc<MemoryRegion>> = Vec::new();
-        for piece in cuts.into_iter().flat_map(|cut| cut.into) {
-            if !into.last().is_some_and(|last| Arc::ptr_eq(last, &piece.part)) {
-                into.push(piece.part);
-            }
-        }
-        let id = self.next_chain;
-        self.chains.push_back(Chain { id, fetch: number, requests, bytes, _into: into });
+        self.chains.push_back(Chain { id, fetch: number, requests, bytes, _into: parts });
         self.next_chain += 1;
         self.requests_out += requests;
         self.bytes_out += bytes;
