@@ -78,6 +78,8 @@ pub enum Location {
     },
     /// A mapped file.
     File,
+    /// Memory of a device, which RDMA alone reaches.
+    Device,
 }
 
 /// A region as its owner describes it to peers.
@@ -230,11 +232,12 @@ fn access(message: &'static str, value: i32) -> Result<Access, MessageError> {
 
 impl From<&RegionDescription> for rpc::Region {
     fn from(region: &RegionDescription) -> Self {
-        use rpc::location::{File, Host, Kind, Shared};
+        use rpc::location::{Device, File, Host, Kind, Shared};
         let kind = match region.location {
             Location::Host { numa } => Kind::Host(Host { numa }),
             Location::Shared { numa, page_kib } => Kind::Shared(Shared { numa, page_kib }),
             Location::File => Kind::File(File {}),
+            Location::Device => Kind::Device(Device {}),
         };
         Self {
             id: Some(region.id.into()),
@@ -264,6 +267,7 @@ impl TryFrom<rpc::Region> for RegionDescription {
                 Location::Shared { numa: shared.numa, page_kib: shared.page_kib }
             }
             Kind::File(_) => Location::File,
+            Kind::Device(_) => Location::Device,
         };
         let standing = match region.standing_grant {
             0 => None,

@@ -139,6 +139,7 @@ fn controls_and_replies_come_back_as_they_were_written() {
     let transfer = TransferId(5);
     let replies = [
         Reply::Ack { transfer, slice: 1, status: Status::OutOfBounds },
+        Reply::Ack { transfer, slice: 1, status: Status::RdmaOnly },
         Reply::Data { transfer, slice: 2, crc32c: 3 },
         Reply::Held { transfer, slice: 4, status: Status::HeldUntilLanded },
         Reply::Notified { transfer, status: Status::Backpressure },

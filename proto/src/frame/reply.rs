@@ -53,6 +53,9 @@ pub enum Status {
     /// still on its way.
     #[error("the transfer's id is in use by something that is still on its way")]
     InUse = 13,
+    /// The region is memory of a device, and its bytes were to pass through a processor.
+    #[error("the region is memory of a device, which RDMA alone reaches")]
+    RdmaOnly = 14,
 }
 
 impl Status {
@@ -72,6 +75,7 @@ impl Status {
             11 => Self::Backpressure,
             12 => Self::HeldUntilLanded,
             13 => Self::InUse,
+            14 => Self::RdmaOnly,
             found => return Err(FrameError::Value { what: "status", found: found.into() }),
         })
     }
