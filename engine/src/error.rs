@@ -56,6 +56,19 @@ pub enum Error {
         /// What was asked for.
         wanted: Access,
     },
+    /// A range inside a registered region is a device's and the region is not, or the other way round.
+    #[error(
+        "region {existing} is registered at [{base:#x}, +{length}), and one of the two is memory of a \
+         device, the other of the host: unregister what is not there any more"
+    )]
+    OtherMemory {
+        /// The region.
+        existing: RegionId,
+        /// Where the range starts.
+        base: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
     /// Only whole regions are shared.
     #[error(
         "these {length} bytes are a part of region {region} of {region_length} bytes: share the \
@@ -294,15 +307,25 @@ pub enum Error {
         /// Why not.
         reason: Arc<str>,
     },
-    /// RDMA to the peer has failed, and nothing takes its place: it was demanded, or the peer offers
-    /// nothing else.
+    /// RDMA to the peer has failed, and nothing takes its place: it was demanded, the peer offers
+    /// nothing else, or nothing else moves the memory.
     #[error(
-        "RDMA to {peer} has failed: {reason}; nothing else takes its place where it is demanded"
+        "RDMA to {peer} has failed: {reason}; nothing else takes its place where it is demanded, or for \
+         memory of a device"
     )]
     RdmaFailed {
         /// The peer.
         peer: Endpoint,
         /// What has failed.
+        reason: Arc<str>,
+    },
+    /// Memory of a device, here or at the peer, was to move by something else than RDMA.
+    #[error(
+        "memory of a device moves by RDMA only: {reason}; have both ends use RDMA (KVFERRY_TRANSPORT=rdma; \
+         `kvctl doctor` says what it lacks), or copy it through memory of the host"
+    )]
+    RdmaOnly {
+        /// By what it was to move, and why.
         reason: Arc<str>,
     },
     /// No transport has this name.

@@ -110,7 +110,7 @@ pub use remote::{RemoteBlocks, RemoteGrant, RemoteLayout, RemoteRegion, RemoteSp
 pub use request::{LocalSpans, RemoteSpans, Request};
 pub use transports::{Transport, Transports};
 
-/// Memory to register: allocated, foreign, or a mapped file.
+/// Memory to register: allocated, foreign, a mapped file, or a device's.
 pub use kvferry_transport::memory::{Location, Memory, MemoryError, Pages};
 
 /// What adapters were asked to do.

@@ -57,6 +57,37 @@ fn a_range_inside_a_region_is_a_reference_to_it() {
 }
 
 #[test]
+fn memory_of_a_device_is_no_part_of_a_region_of_the_host_nor_the_other_way_round() {
+    let registry = Registry::new();
+    let on_device = |base: u64, length: u64| {
+        let exported = tempfile::tempfile().unwrap();
+        exported.set_len(length).unwrap();
+        Memory::dma_buf(exported.into(), 0, base, length).unwrap()
+    };
+    let base = 0x0dea_0000_0000;
+    let gpu = registry.register(on_device(base, 1 << 20), Access::ReadWrite).unwrap();
+    let same = registry.register(on_device(base + 4096, 4096), Access::ReadWrite).unwrap();
+    assert_eq!(same.id(), gpu.id());
+    let other = |memory| match registry.register(memory, Access::ReadWrite) {
+        Err(Error::OtherMemory { existing, .. }) => existing,
+        other => panic!("{other:?}"),
+    };
+    let inside = std::ptr::without_provenance_mut(usize::try_from(base).unwrap());
+    // SAFETY: a range that is refused is never touched.
+    assert_eq!(other(unsafe { Memory::foreign(inside, 4096) }.unwrap()), gpu.id());
+    let host = registry.allocate(1 << 20).unwrap();
+    assert_eq!(other(on_device(host.base(), 4096)), host.id());
+
+    let mut byte = [0];
+    for error in [gpu.read_at(0, &mut byte), gpu.write_at(0, &byte)] {
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::Memory(_)), "{error}");
+        assert!(error.to_string().contains("moves by RDMA only"), "{error}");
+    }
+    assert!(kvferry_engine::crc32c(&[host.whole(), gpu.whole()]).is_err());
+}
+
+#[test]
 fn ranges_that_overlap_in_part_or_ask_for_other_access_are_refused_by_name() {
     let (registry, arena) = (Registry::new(), Arena::new(1 << 20));
     let region = arena.register(&registry, 4096, 4096).unwrap();

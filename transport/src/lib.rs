@@ -13,7 +13,7 @@
 //!
 //! | module | what stands there |
 //! |---|---|
-//! | [`memory`] | memory that others may touch: allocated, foreign, or a mapped file; lists of spans of it |
+//! | [`memory`] | memory that others may touch: allocated, foreign, a mapped file, or a device's; lists of spans of it |
 //! | [`baton`] | work that any thread may bring, and that one at a time does |
 //! | [`lanes`] | lanes over TCP and Unix connections, and the threads that drive them |
 //! | [`local`] | two processes of one host: how they know that they are, and how one reads the other's memory |

@@ -3,6 +3,7 @@
 
 use std::io::Write;
 
+use kvferry_transport::local::{PeerMemory, PeerSpans};
 use kvferry_transport::memory::{Location, Memory, MemoryError, SpanList};
 use proptest::prelude::*;
 
@@ -151,4 +152,82 @@ proptest! {
         }
         prop_assert_eq!(read, text);
     }
+}
+
+/// An address at which this process has nothing mapped.
+const ON_DEVICE: u64 = 0x0dea_0000_0000;
+
+/// A file in memory, which stands for a dma-buf.
+fn exported(bytes: u64) -> std::fs::File {
+    let memfd = rustix::fs::memfd_create("exported", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let file = std::fs::File::from(memfd);
+    file.set_len(bytes).unwrap();
+    file
+}
+
+fn on_device(bytes: u64) -> Memory {
+    Memory::dma_buf(exported(bytes).into(), 0, ON_DEVICE, bytes).unwrap()
+}
+
+#[test]
+fn what_is_no_place_in_a_dma_buf_is_a_named_error() {
+    let of = |offset, base, length| Memory::dma_buf(exported(1 << 16).into(), offset, base, length);
+    let memory = of(4096 + 8, ON_DEVICE + 8, 100).unwrap();
+    assert_eq!((memory.base(), memory.length()), (ON_DEVICE + 8, 100));
+    assert_eq!(memory.location(), Location::Device);
+    assert!(matches!(of(0, ON_DEVICE, 0), Err(MemoryError::Empty)));
+    assert!(matches!(of(0, 0, 8), Err(MemoryError::Overflow { .. })));
+    assert!(matches!(of(4088, u64::MAX - 7, 16), Err(MemoryError::Overflow { .. })));
+    assert!(matches!(of(8, ON_DEVICE, 8), Err(MemoryError::Misaligned { offset: 8, .. })));
+    for (offset, length) in [(0, (1 << 16) + 1), (1 << 16, 1), (u64::MAX - 4095, 8192)] {
+        let error = of(offset, ON_DEVICE, length).unwrap_err();
+        let is_outside = matches!(error, MemoryError::OutOfBounds { memory_bytes: 65_536, .. });
+        assert!(is_outside, "{offset}+{length}: {error}");
+    }
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let error = Memory::dma_buf(pipe.into(), 0, ON_DEVICE, 8).unwrap_err();
+    assert!(matches!(error, MemoryError::System { .. }), "{error}");
+}
+
+#[test]
+fn no_processor_touches_memory_of_a_device() {
+    let memory = on_device(1 << 16);
+    let is_refused = |result: Result<(), MemoryError>| {
+        assert!(matches!(result, Err(MemoryError::OnDevice)), "{result:?}");
+    };
+    let mut bytes = [0; 8];
+    is_refused(memory.copy_out(0, &mut bytes));
+    is_refused(memory.copy_in(0, &bytes));
+    assert!(memory.lend().unwrap().is_none());
+    assert_eq!(memory.page_bytes(), 4096);
+
+    // Host memory in the same list makes no difference.
+    let host = Memory::allocate(1 << 16).unwrap();
+    let mut spans = SpanList::new();
+    for memory in [&memory, &host] {
+        spans.attach(memory);
+        spans.push(16, 1 << 12).unwrap();
+    }
+    assert!(spans.push(1 << 16, 1).is_err(), "outside");
+    assert_eq!(spans.ranges().next(), Some((ON_DEVICE + 16, 1 << 12)), "as adapters are told");
+    is_refused(spans.crc32c().map(drop));
+    is_refused(spans.copy_in(&bytes).map(drop));
+    is_refused(spans.copy_out(&mut bytes).map(drop));
+
+    let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    let sent = spans.gather(fd, b"head", &mut Default::default());
+    (&other).write_all(&[1; 8192]).unwrap();
+    let received = spans.scatter(fd, &mut [], &mut Default::default());
+    for error in [sent.unwrap_err(), received.unwrap_err()] {
+        assert!(kvferry_transport::lanes::is_memory_fault(&error), "{error}");
+        assert!(error.to_string().contains("moves by RDMA only"), "{error}");
+    }
+
+    let lent = PeerMemory::map(host.lend().unwrap().unwrap(), 1 << 16).unwrap();
+    let mut from = PeerSpans::new();
+    from.attach(&lent);
+    from.push(0, 8192).unwrap();
+    is_refused(spans.copy_from(&mut from, 8192).map(drop));
+    assert_eq!(spans.remaining(), 8192, "and the position is where it was");
 }

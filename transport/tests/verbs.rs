@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use kvferry_transport::memory::Memory;
@@ -244,6 +245,56 @@ fn a_refused_queue_pair_takes_no_room() {
     assert!(error.contains("ibv_create_qp failed on standin0"), "{error}");
     queue.poll(&mut Vec::new(), 1).unwrap();
     new().unwrap();
+}
+
+#[test]
+fn memory_of_a_device_is_reached_by_its_dma_buf_and_no_request_carries_it_by_value() {
+    const ADDRESS: u64 = 0x0dea_0000_0000;
+    let standin = StandIn::new();
+    let Ends { domain, memory: host, region: on_host, context, .. } = &Ends::new(&standin);
+    let memfd = rustix::fs::memfd_create("exported", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let exported = std::fs::File::from(memfd);
+    exported.set_len(1 << 16).unwrap();
+    exported.write_all_at(b"on the device", 4096 + 16).unwrap();
+    let memory =
+        Memory::dma_buf(exported.try_clone().unwrap().into(), 4096, ADDRESS, 8192).unwrap();
+    let region = domain.register(&memory, 0, 8192, EVERYTHING).unwrap();
+    assert_eq!(region.address_of(16).address, ADDRESS + 16);
+
+    let queue = CompletionQueue::new(context, 12).unwrap();
+    let capacity = Capacity { inline_bytes: 64, ..CAPACITY };
+    let pair = || Unconnected::new(domain, &queue, ROUTE, capacity, 1).unwrap();
+    let (here, there) = (pair(), pair());
+    let (here_address, there_address) = (here.address(), there.address());
+    let here = here.connect(&there_address).unwrap();
+    let _there = there.connect(&here_address).unwrap();
+    let span = |region, offset, bytes| LocalSpan { region, offset, bytes };
+    host.copy_in(0, b", from the host").unwrap();
+    // There is room for as much by value, of memory that a processor reads.
+    let from = [span(&region, 16, 13), span(on_host, 0, 15)];
+    let to = on_host.address_of(64);
+    here.post(&[signaled(1, Operation::Write { from: &from, to })]).unwrap();
+    let into = [span(&region, 4096, 13)];
+    here.post(&[signaled(2, Operation::Read { from: to, into: &into })]).unwrap();
+    let mut ended = Vec::new();
+    queue.poll(&mut ended, 10).unwrap();
+    assert!(ended.iter().all(|end| end.outcome == Outcome::Done) && ended.len() == 2, "{ended:?}");
+    let mut landed = [0; 28];
+    host.copy_out(64, &mut landed).unwrap();
+    assert_eq!(&landed, b"on the device, from the host");
+    let mut back = [0; 13];
+    exported.read_exact_at(&mut back, 8192).unwrap();
+    assert_eq!(&back, b"on the device");
+
+    // A part starts where it should in the dma-buf, too.
+    let live = standin.live();
+    let part = domain.register(&memory, 4096, 4096, EVERYTHING).unwrap();
+    let to = part.address_of(4096);
+    here.post(&[signaled(3, Operation::Write { from: &[span(on_host, 0, 15)], to })]).unwrap();
+    exported.read_exact_at(&mut back, 8192).unwrap();
+    assert_eq!(&back, b", from the ho");
+    drop(part);
+    assert_eq!(standin.live(), live);
 }
 
 #[test]

@@ -183,8 +183,14 @@ impl Device {
         Ok(true)
     }
 
+    /// Whether an engine may use nothing but RDMA, by any of these.
+    pub(crate) fn is_any_demanded(devices: &[Arc<Self>]) -> bool {
+        devices.iter().any(|one| one.demanders.load(Ordering::Relaxed) > 0)
+    }
+
     /// Registers a region with all of these, side by side. One that does not take it is not used any
-    /// more, unless an engine demands RDMA, which makes it an error.
+    /// more, unless an engine demands RDMA, which makes it an error. So it is of memory of a device,
+    /// which nothing else moves: what the others have registered is none the worse.
     pub(crate) fn register_with(
         devices: &[Arc<Self>],
         region: &RegionInner,
@@ -212,7 +218,7 @@ impl Device {
             .collect();
         for (device, result) in devices.iter().zip(results) {
             let Err(source) = result else { continue };
-            if devices.iter().any(|one| one.demanders.load(Ordering::Relaxed) > 0) {
+            if region.is_on_device() || Self::is_any_demanded(devices) {
                 registered.iter().for_each(|one| one.recall(region.id));
                 return Err(RdmaError::Region { region: region.id, source });
             }

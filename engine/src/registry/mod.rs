@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 
 use crossbeam_skiplist::SkipMap;
 use kvferry_proto::{Access, RegionId};
-use kvferry_transport::memory::Memory;
+use kvferry_transport::memory::{Location, Memory};
 use kvferry_transport::rdma::device::DeviceName;
 use kvferry_transport::rdma::verbs::Verbs;
 use parking_lot::{Mutex, RwLock};
@@ -108,9 +108,10 @@ impl Registry {
     /// The same range again, or one inside a registered region, is a reference to that region.
     ///
     /// # Errors
-    /// [`Error::PartialOverlap`] and [`Error::AccessConflict`] name the region in the way;
-    /// [`Error::Rdma`] says why an adapter does not take it, where an engine demands RDMA; where none
-    /// does, that adapter is not used before it has taken all regions, as is tried again later.
+    /// [`Error::PartialOverlap`], [`Error::AccessConflict`] and [`Error::OtherMemory`] name the region
+    /// in the way; [`Error::Rdma`] says why an adapter does not take it, where an engine demands RDMA,
+    /// and of memory of a device always. Where none demands it, an adapter that does not take memory of
+    /// the host is not used before it has taken all regions, as is tried again later.
     pub fn register(&self, memory: Memory, access: Access) -> Result<Region, Error> {
         let region = self.insert(memory, access)?;
         let devices: Vec<_> = self.0.devices.lock().iter().filter_map(Weak::upgrade).collect();
@@ -151,7 +152,14 @@ impl Registry {
         let regions: Vec<_> =
             self.0.slots.read().slots.iter().filter_map(|slot| slot.region.clone()).collect();
         let mut wanted = regions.iter().take_while(|_| is_wanted());
-        wanted.try_for_each(|region| Device::register_with(devices, region))
+        wanted.try_for_each(|region| match Device::register_with(devices, region) {
+            // Transfers that name it fail, and say so. What else there is goes on.
+            Err(error) if region.is_on_device() && !Device::is_any_demanded(devices) => {
+                tracing::warn!(region = %region.id, %error, "memory of a device is not moved");
+                Ok(())
+            }
+            registered => registered,
+        })
     }
 
     fn insert(&self, memory: Memory, access: Access) -> Result<Region, Error> {
@@ -182,6 +190,9 @@ impl Registry {
                     registered: existing.access,
                     wanted: access,
                 });
+            }
+            if existing.is_on_device() != (memory.location() == Location::Device) {
+                return Err(Error::OtherMemory { existing: existing.id, base, length });
             }
             let offset = base - existing.base();
             return Region::reference(self, existing, offset, length);

@@ -137,6 +137,11 @@ impl RegionInner {
         matches!(self.location, memory::Location::Host { .. })
     }
 
+    /// Whether adapters reach it, and no processor does.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.location == memory::Location::Device
+    }
+
     /// Lends its memory to another process, which reads it until it is recalled from `borrower`;
     /// `None` where it is on its way out, cannot be lent, or no descriptor is left.
     pub(crate) fn lend(&self, borrower: Weak<dyn Borrower>) -> Option<Lent> {
@@ -184,6 +189,7 @@ impl RegionInner {
                     page_kib: u32::try_from(self.page_bytes() >> 10).unwrap_or(u32::MAX),
                 },
                 memory::Location::File => Location::File,
+                memory::Location::Device => Location::Device,
             },
             standing: standing.map(|grant| StandingGrant { grant: grant.id, access: grant.access }),
         })

@@ -135,6 +135,18 @@ pub(crate) extern "C" fn standin_devices_used() -> usize {
     world().devices_used.len()
 }
 
+/// Whether a device, `standin0` being 0, registers dma-bufs.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn standin_dma_bufs(device: usize, on: c_int) {
+    let mut world = world();
+    let name = format!("standin{device}").into_bytes();
+    if on == 0 {
+        world.without_dma_bufs.insert(name);
+    } else {
+        world.without_dma_bufs.remove(&name);
+    }
+}
+
 /// Whether writes land with their first bit turned.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn standin_corrupt(on: c_int) {

@@ -49,8 +49,11 @@ pub(crate) unsafe extern "C" fn standin_post_send(
     let device = name_of(device);
     let mut status = 0;
     while !request.is_null() {
+        // SAFETY: a request of the caller's chain.
+        let is_unreadable = unsafe { world.is_unreadable(&*request) };
         let Some(found) = world.pairs.get_mut(&number) else { return libc::EINVAL };
         status = match found.state {
+            IBV_QPS_RTS | IBV_QPS_ERR if is_unreadable => libc::EFAULT,
             IBV_QPS_RTS | IBV_QPS_ERR if found.requests < found.most_requests => 0,
             IBV_QPS_RTS | IBV_QPS_ERR => libc::ENOMEM,
             _ => libc::EINVAL,

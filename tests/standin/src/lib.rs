@@ -9,6 +9,7 @@
 //! | `abi` | the structures, which are the transport's own |
 //! | `world` | devices and what was made with them; how requests are carried out |
 //! | `verbs` | the functions that libibverbs has |
+//! | `dma_buf` | the one of them that registers memory of a device |
 //! | `driver` | the functions that a driver puts into a context |
 //! | `control` | the functions that tests have besides: `standin_...` |
 
@@ -16,6 +17,7 @@
 #[path = "../../../transport/src/rdma/verbs/abi.rs"]
 mod abi;
 mod control;
+mod dma_buf;
 mod driver;
 mod verbs;
 mod world;

@@ -16,7 +16,7 @@ use crate::world::{Listener, Pair, Queue, Region, world};
 /// How many identifiers a port has.
 const GIDS: c_int = 16;
 
-fn refuse(errno: c_int) {
+pub(crate) fn refuse(errno: c_int) {
     // SAFETY: the thread's own number.
     unsafe { *libc::__errno_location() = errno };
 }
@@ -235,9 +235,9 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
         refuse(libc::ENOMEM);
         return ptr::null_mut();
     }
-    addr.expose_provenance();
-    let key = world.number();
-    let region = Region { domain: domain.addr(), address: iova, bytes: length as u64, access };
+    let (at, key) = (addr.expose_provenance(), world.number());
+    let (domain_at, bytes) = (domain.addr(), length as u64);
+    let region = Region { domain: domain_at, address: iova, at, bytes, access, on_device: None };
     world.regions.insert(key, region);
     let region = ibv_mr { context, pd: domain, addr, length, handle: key, lkey: key, rkey: key };
     Box::into_raw(Box::new(region))

@@ -9,9 +9,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::abi::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPS_ERR, IBV_QPS_RTR, IBV_QPS_RTS,
-    IBV_SEND_SIGNALED, IBV_WC_RECV, IBV_WC_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE_WITH_IMM,
-    ibv_context, ibv_wc,
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RECV, IBV_WC_WITH_IMM, IBV_WR_RDMA_READ,
+    IBV_WR_RDMA_WRITE_WITH_IMM, ibv_context, ibv_send_wr, ibv_wc,
 };
+use crate::dma_buf::Mapping;
 
 pub(crate) const SUCCESS: c_int = 0;
 const LOCAL_PROTECTION: c_int = 4;
@@ -43,6 +44,8 @@ pub(crate) struct World {
     pub(crate) cut: BTreeSet<Vec<u8>>,
     /// Writes land one bit off.
     pub(crate) corrupting: bool,
+    /// Devices that register no dma-bufs.
+    pub(crate) without_dma_bufs: BTreeSet<Vec<u8>>,
     /// Names of calls of which the next one is refused.
     pub(crate) refusing: Vec<String>,
     pub(crate) contexts: usize,
@@ -71,9 +74,14 @@ pub(crate) struct Listener {
 
 pub(crate) struct Region {
     pub(crate) domain: usize,
+    /// By which requests name it.
     pub(crate) address: u64,
+    /// Where it is in this process.
+    pub(crate) at: usize,
     pub(crate) bytes: u64,
     pub(crate) access: u32,
+    /// It is of a device: no processor but the stand-in's touches it.
+    pub(crate) on_device: Option<Mapping>,
 }
 
 #[derive(Default)]
@@ -178,6 +186,19 @@ impl World {
         }
     }
 
+    /// Whether a request is to be carried by value, which a processor reads when it is posted, and is of
+    /// memory that none reads.
+    ///
+    /// # Safety
+    /// It has as many spans as it says.
+    pub(crate) unsafe fn is_unreadable(&self, request: &ibv_send_wr) -> bool {
+        let count = usize::try_from(request.num_sge).unwrap_or(0);
+        // SAFETY: as the caller says.
+        let mut keys = (0..count).map(|index| unsafe { (*request.sg_list.add(index)).lkey });
+        let is_on_device = |key| self.regions.get(&key).is_some_and(|it| it.on_device.is_some());
+        request.send_flags & IBV_SEND_INLINE != 0 && keys.any(is_on_device)
+    }
+
     /// A device tells everybody who has it open.
     pub(crate) fn tell(&mut self, device: &[u8], event: c_int) {
         for listener in self.listeners.values_mut().filter(|one| one.device == device) {
@@ -269,14 +290,20 @@ impl World {
         {
             return LOCAL_PROTECTION;
         }
+        // Keys are of regions, as seen above.
+        let place = |key: &u32, at: u64| {
+            let region = &self.regions[key];
+            region.at + address(at - region.address)
+        };
         let mut remote = request.remote;
-        for &(local, bytes, _) in &request.spans {
-            let (from, to) = if is_read { (remote, local) } else { (local, remote) };
+        for &(local, bytes, key) in &request.spans {
+            let (there, here) = (place(&request.key, remote), place(&key, local));
+            let (from, to) = if is_read { (there, here) } else { (here, there) };
             // SAFETY: both ranges lie in regions that are registered, as seen above, whose memory the
             // program keeps for as long as they are.
             unsafe {
-                let to = ptr::with_exposed_provenance_mut::<u8>(address(to));
-                ptr::copy(ptr::with_exposed_provenance::<u8>(address(from)), to, bytes as usize);
+                let to = ptr::with_exposed_provenance_mut::<u8>(to);
+                ptr::copy(ptr::with_exposed_provenance::<u8>(from), to, bytes as usize);
                 if self.corrupting && !is_read {
                     to.write(to.read() ^ 1);
                 }

@@ -42,7 +42,7 @@ impl PagePipe {
     pub(super) fn takes(&mut self, spans: &SpanList) -> bool {
         let pays = spans.bytes() >= LIST_BYTES
             && spans.bytes() / SPAN_BYTES >= spans.count() as u64
-            && !spans.touches_files();
+            && !spans.is_guarded();
         if pays && self.open.is_none() && !self.refused {
             match Open::new() {
                 Ok(open) => self.open = Some(open),

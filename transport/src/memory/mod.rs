@@ -1,12 +1,17 @@
-//! Memory that lanes carry: allocated here, given by somebody else, or a mapped file.
+//! Memory that lanes carry: allocated here, given by somebody else, a mapped file, or a device's.
 //!
 //! A [`Memory`] is a handle: clones share the range, and an owned range is unmapped when the last
 //! is dropped. Bytes are reached by copying; there is no way to a slice. Copies of the same bytes
 //! at the same time, here or by a peer, are for the program to avoid: what they leave behind is any
 //! mix of both, as with any memory that is shared with a device or another process.
+//!
+//! Memory of a device is reached by adapters alone. Whoever is about to follow an address with a
+//! processor gets it from `Memory::check`, or has a [`SpanList`] look at all of its memory first: both
+//! answer [`MemoryError::OnDevice`].
 
 pub(crate) mod allocate;
 mod anonymous;
+mod device;
 mod file;
 mod pages;
 mod spans;
@@ -24,6 +29,7 @@ use file::FileMapping;
 
 use crate::local::Obstacle;
 pub use anonymous::Pages;
+pub(crate) use device::DmaBuf;
 pub use spans::{IoVecs, SpanList};
 
 /// Where memory lives.
@@ -41,6 +47,8 @@ pub enum Location {
     },
     /// A mapped file.
     File,
+    /// Memory of a device, such as a GPU, which adapters reach and no processor does.
+    Device,
 }
 
 /// Why memory cannot be had or touched.
@@ -68,6 +76,24 @@ pub enum MemoryError {
         /// The memory's length in bytes.
         memory_bytes: u64,
     },
+    /// The start of memory in a dma-buf is in another place of its page than its address.
+    #[error(
+        "address {base:#x} and offset {offset:#x} in the dma-buf are in different places of a page of \
+         4096 bytes, which no adapter maps: the offset is what lies between the start of what was \
+         exported and the address"
+    )]
+    Misaligned {
+        /// The address.
+        base: u64,
+        /// The offset in bytes.
+        offset: u64,
+    },
+    /// A processor was to touch memory of a device.
+    #[error(
+        "the memory is a device's, which no processor touches: it moves by RDMA only; have the device \
+         copy it to memory of the host (as by cudaMemcpy) for anything else"
+    )]
+    OnDevice,
     /// The file is shorter than what is mapped of it.
     #[error("the file is {file_bytes} bytes long, {needed_bytes} are needed: it was truncated")]
     Truncated {
@@ -117,9 +143,13 @@ impl MemoryError {
 
 enum Backing {
     Foreign,
-    Anonymous { _mapping: AnonymousMapping },
+    Anonymous {
+        _mapping: AnonymousMapping,
+    },
     Shared(SharedMapping),
     File(FileMapping),
+    /// By a dma-buf, or by what the device's driver has told those of adapters.
+    Device(Option<DmaBuf>),
 }
 
 struct Inner {
@@ -235,6 +265,58 @@ impl Memory {
         })))
     }
 
+    /// Memory of a device that was exported as a dma-buf (by `cuMemGetHandleForAddressRange` of CUDA,
+    /// `hsa_amd_portable_export_dmabuf` of ROCm): `length` bytes from `offset` of it on, which the
+    /// program knows by the address `base`. Adapters read and write it without a copy on the host
+    /// ([`ProtectionDomain::register`](crate::rdma::verbs::ProtectionDomain::register)); a processor
+    /// that is to touch it is refused. The descriptor is kept open for as long as the memory is.
+    ///
+    /// Before it is read from, the program waits for the device to have written it. That it was
+    /// written to says its adapter: where a device does not order what adapters write by itself
+    /// (CUDA: `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` is 0), the program flushes
+    /// (`cuFlushGPUDirectRDMAWrites`) before the device reads it.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for a length of 0 or one that overflows, an offset that does not go with the
+    /// address, and a descriptor of something without a size, or with less than that.
+    pub fn dma_buf(
+        descriptor: OwnedFd,
+        offset: u64,
+        base: u64,
+        length: u64,
+    ) -> Result<Self, MemoryError> {
+        let (start, bytes) = device_range(base, length)?;
+        let dma_buf = DmaBuf::new(descriptor, offset, base, length)?;
+        Ok(Self::on_device(start, bytes, Some(dma_buf)))
+    }
+
+    /// Memory of a device that adapters reach by its addresses, because the device's driver has told
+    /// those of adapters of them (`nvidia_peermem`): for adapters that take no dma-bufs. What
+    /// [`Memory::dma_buf`] says of it holds here too.
+    ///
+    /// # Errors
+    /// [`MemoryError`] for a length of 0 or one that overflows the address space.
+    ///
+    /// # Safety
+    /// From now until every clone of the returned handle and every [`SpanList`] made from one is
+    /// dropped, or never used again (a registry says when: once the region is unregistered),
+    /// `[base, base + length)` must be memory of a device, and nothing else of this process.
+    pub unsafe fn device(base: u64, length: u64) -> Result<Self, MemoryError> {
+        let (start, bytes) = device_range(base, length)?;
+        Ok(Self::on_device(start, bytes, None))
+    }
+
+    fn on_device(base: NonNull<u8>, length: usize, dma_buf: Option<DmaBuf>) -> Self {
+        Self(Arc::new(Inner {
+            base,
+            length,
+            // The kernel does not say.
+            page_bytes: pages::SMALL_PAGE_BYTES.into(),
+            location: Location::Device,
+            backing: Backing::Device(dma_buf),
+        }))
+    }
+
     /// The address of the first byte, in this process.
     #[must_use]
     pub fn base(&self) -> u64 {
@@ -268,7 +350,10 @@ impl Memory {
     pub fn lend(&self) -> io::Result<Option<OwnedFd>> {
         match &self.0.backing {
             Backing::Shared(mapping) => mapping.lend(),
-            Backing::Foreign | Backing::Anonymous { .. } | Backing::File(_) => Ok(None),
+            Backing::Foreign
+            | Backing::Anonymous { .. }
+            | Backing::File(_)
+            | Backing::Device(_) => Ok(None),
         }
     }
 
@@ -280,6 +365,7 @@ impl Memory {
         let at = self.check(offset, into.len() as u64)?;
         match &self.0.backing {
             Backing::File(mapping) => mapping.read(offset, into),
+            Backing::Device(_) => Err(MemoryError::OnDevice),
             Backing::Foreign | Backing::Anonymous { .. } | Backing::Shared(_) => {
                 // SAFETY: `check` keeps the source inside the range, which is mapped for as long as
                 // this handle lives, and `into` is exclusively ours.
@@ -297,6 +383,7 @@ impl Memory {
         let at = self.check(offset, from.len() as u64)?;
         match &self.0.backing {
             Backing::File(mapping) => mapping.write(offset, from),
+            Backing::Device(_) => Err(MemoryError::OnDevice),
             Backing::Foreign | Backing::Anonymous { .. } | Backing::Shared(_) => {
                 // SAFETY: as in `copy_out`, with the roles exchanged.
                 unsafe { std::ptr::copy(from.as_ptr(), at, from.len()) };
@@ -309,12 +396,41 @@ impl Memory {
     fn check_backing(&self) -> Result<(), MemoryError> {
         match &self.0.backing {
             Backing::File(mapping) => mapping.check(),
+            Backing::Device(_) => Err(MemoryError::OnDevice),
             Backing::Foreign | Backing::Anonymous { .. } | Backing::Shared(_) => Ok(()),
         }
     }
 
-    /// Where `length` bytes from `offset` on lie, if they are inside.
+    /// Whether a processor may touch it at any time: a file may have been truncated, and memory of a
+    /// device is none of its.
+    pub(crate) fn is_plain(&self) -> bool {
+        match &self.0.backing {
+            Backing::Foreign | Backing::Anonymous { .. } | Backing::Shared(_) => true,
+            Backing::File(_) | Backing::Device(_) => false,
+        }
+    }
+
+    /// By what adapters' drivers find it, where not by its addresses.
+    pub(crate) fn exported(&self) -> Option<&DmaBuf> {
+        match &self.0.backing {
+            Backing::Device(dma_buf) => dma_buf.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Where a processor finds `length` bytes from `offset` on, if they are inside and it may touch
+    /// them.
     pub(crate) fn check(&self, offset: u64, length: u64) -> Result<*mut u8, MemoryError> {
+        let at = self.locate(offset, length)?;
+        match &self.0.backing {
+            Backing::Device(_) => Err(MemoryError::OnDevice),
+            _ => Ok(at),
+        }
+    }
+
+    /// By which address `length` bytes from `offset` on are known, if they are inside: no processor
+    /// may follow it before [`Memory::check`], or a list's own check, has let it.
+    pub(crate) fn locate(&self, offset: u64, length: u64) -> Result<*mut u8, MemoryError> {
         let memory_bytes = self.length();
         match offset.checked_add(length) {
             // In bounds, so the offset fits the `usize` that the length was.
@@ -338,4 +454,20 @@ impl fmt::Debug for Memory {
             .field("location", &self.0.location)
             .finish()
     }
+}
+
+/// The range of a device's memory as this process counts addresses.
+fn device_range(base: u64, length: u64) -> Result<(NonNull<u8>, usize), MemoryError> {
+    if length == 0 {
+        return Err(MemoryError::Empty);
+    }
+    let overflow = MemoryError::Overflow { base, length };
+    let range = usize::try_from(base).ok().zip(usize::try_from(length).ok());
+    let Some((start, bytes)) = range.filter(|(start, bytes)| start.checked_add(*bytes).is_some())
+    else {
+        return Err(overflow);
+    };
+    // Nothing here follows it.
+    let start = NonNull::new(std::ptr::without_provenance_mut(start)).ok_or(overflow)?;
+    Ok((start, bytes))
 }

@@ -59,7 +59,9 @@ pub struct SpanList {
     spans: Vec<RawSpan>,
     sections: Vec<Section>,
     bytes: u64,
-    touches_files: bool,
+    /// Whether any of the memory is none that a processor may touch at any time: a file's, or a
+    /// device's. Whatever follows an address here looks first.
+    is_guarded: bool,
     /// The span that is next, and how much of it is done.
     next: usize,
     within: usize,
@@ -78,7 +80,7 @@ impl SpanList {
         if self.sections.last().is_some_and(|section| section.memory.is_same(memory)) {
             return;
         }
-        self.touches_files |= memory.location() == super::Location::File;
+        self.is_guarded |= !memory.is_plain();
         self.sections.push(Section { start: self.spans.len(), memory: memory.clone() });
     }
 
@@ -96,7 +98,7 @@ impl SpanList {
         let Some(section) = self.sections.last() else {
             return Err(MemoryError::OutOfBounds { offset, length, memory_bytes: 0 });
         };
-        let at = section.memory.check(offset, length)?;
+        let at = section.memory.locate(offset, length)?;
         self.spans.push(RawSpan { address: at as usize, bytes: bytes as usize });
         self.bytes += length;
         Ok(())
@@ -174,6 +176,7 @@ impl SpanList {
     /// What the kernel says; `WouldBlock` when the pipe is full, `EFAULT` when the memory cannot be
     /// read.
     pub(crate) fn lend_pages(&self, pipe: RawFd, scratch: &mut IoVecs) -> io::Result<usize> {
+        self.check_backing()?;
         let iov = &mut scratch.pieces;
         iov.clear();
         self.fill(iov, IOV_MAX);
@@ -191,9 +194,9 @@ impl SpanList {
         self.advance(bytes);
     }
 
-    /// Whether any of the memory is a file's.
-    pub(crate) fn touches_files(&self) -> bool {
-        self.touches_files
+    /// Whether any of the memory is a file's or a device's.
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.is_guarded
     }
 
     /// Receives from a socket into the spans from the position on, and what comes behind the last
@@ -305,7 +308,7 @@ impl SpanList {
             {
                 copy::prefetch(following);
             }
-            if self.touches_files {
+            if self.is_guarded {
                 self.copy_by_buffer(source, bytes)?;
             } else {
                 // SAFETY: both spans were checked against memories which the two lists keep mapped,
@@ -326,7 +329,7 @@ impl SpanList {
         from: &mut PeerSpans,
         most: usize,
     ) -> Result<usize, MemoryError> {
-        for section in self.sections.iter().filter(|_| self.touches_files) {
+        for section in self.sections.iter().filter(|_| self.is_guarded) {
             section.memory.check_backing()?;
         }
         let mut theirs = from.ranges(most);
@@ -355,7 +358,7 @@ impl SpanList {
     }
 
     /// Copies into the span at the position, where that may be of a file: those are written to by
-    /// system calls only.
+    /// system calls only. Where it is of a device it is refused.
     fn copy_by_buffer(&self, source: *const u8, bytes: usize) -> Result<(), MemoryError> {
         let mut buffer = [0; COPY_BYTES];
         let mut copied = 0;
@@ -402,7 +405,7 @@ impl SpanList {
     }
 
     fn check_backing(&self) -> io::Result<()> {
-        if self.touches_files {
+        if self.is_guarded {
             for section in &self.sections {
                 section.memory.check_backing().map_err(io::Error::other)?;
             }

@@ -1,6 +1,8 @@
 //! Memory that adapters reach.
 
+use std::ffi::c_uint;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use super::abi::{
 };
 use super::context::{Context, Open};
 use super::error::VerbsError;
-use crate::memory::{Location, Memory, MemoryError};
+use crate::memory::{DmaBuf, Memory, MemoryError};
 
 /// What queue pairs and registrations belong to: a queue pair reaches the registrations of its own
 /// domain only. Clones are handles of the same.
@@ -97,12 +99,14 @@ impl ProtectionDomain {
         Ok(Self(Arc::new(Domain { domain, open })))
     }
 
-    /// Registers `bytes` bytes of memory from `offset` on: locks them, and gives them keys.
+    /// Registers `bytes` bytes of memory from `offset` on: locks them, and gives them keys. Memory of a
+    /// device ([`Memory::dma_buf`]) stays where it is, under the addresses that its program knows.
     ///
     /// # Errors
     /// Where the span is outside the memory or longer than the device takes
     /// ([`Limits::region_bytes`](super::Limits::region_bytes)), where this process may not lock as
-    /// much, or the device refuses.
+    /// much, or the device refuses; [`VerbsError::NoDmaBuf`] where library, kernel or driver do not
+    /// know how to register a dma-buf.
     pub fn register(
         &self,
         memory: &Memory,
@@ -110,7 +114,7 @@ impl ProtectionDomain {
         bytes: u64,
         rights: Rights,
     ) -> Result<MemoryRegion, VerbsError> {
-        let start = memory.check(offset, bytes)?;
+        let start = memory.locate(offset, bytes)?;
         let open = &*self.0.open;
         if bytes > open.limits.region_bytes {
             return Err(VerbsError::TooLong {
@@ -131,26 +135,70 @@ impl ProtectionDomain {
             .into_iter()
             .filter(|(wanted, _)| *wanted)
             .fold(IBV_ACCESS_LOCAL_WRITE, |access, (_, flag)| access | flag);
-        // SAFETY: the domain exists, and the range is memory of this process, as checked above,
-        // which the region keeps mapped. What a device does to it is done to a `Memory`, whose bytes
-        // nobody has references to.
-        let region = unsafe {
-            (open.library().reg_mr_iova2)(
-                self.0.domain.as_ptr(),
-                start.cast(),
-                length,
-                address,
-                access,
-            )
-        };
-        let Some(region) = NonNull::new(region) else {
-            return Err(open.refused_registration(bytes));
+        let region = match memory.exported() {
+            None => {
+                // SAFETY: the domain exists, and the range is memory of this process, as checked
+                // above, which the region keeps mapped, or a device's, as who made it vouches. What
+                // an adapter does to it is done to a `Memory`, whose bytes nobody has references to.
+                let region = unsafe {
+                    (open.library().reg_mr_iova2)(
+                        self.0.domain.as_ptr(),
+                        start.cast(),
+                        length,
+                        address,
+                        access,
+                    )
+                };
+                NonNull::new(region).ok_or_else(|| open.refused_registration(bytes))?
+            }
+            Some(dma_buf) => {
+                let part = Part { offset, length, address, access };
+                self.register_dma_buf(dma_buf, &part)?
+            }
         };
         // SAFETY: the library has just filled the structure, and nobody else knows of it.
         let keys =
             unsafe { Keys { local: (*region.as_ptr()).lkey, remote: (*region.as_ptr()).rkey } };
         let domain = Arc::clone(&self.0);
         Ok(MemoryRegion { region, memory: memory.clone(), offset, bytes, keys, domain })
+    }
+}
+
+/// What is registered of some memory.
+struct Part {
+    /// From the memory's start.
+    offset: u64,
+    length: usize,
+    /// By which requests name it.
+    address: u64,
+    access: c_uint,
+}
+
+impl ProtectionDomain {
+    fn register_dma_buf(
+        &self,
+        dma_buf: &DmaBuf,
+        part: &Part,
+    ) -> Result<NonNull<ibv_mr>, VerbsError> {
+        let open = &*self.0.open;
+        let register = open.library().reg_dmabuf_mr.ok_or_else(|| VerbsError::NoDmaBuf {
+            device: open.name.clone(),
+            why: "libibverbs has no ibv_reg_dmabuf_mr: install rdma-core 34 or later".into(),
+        })?;
+        // SAFETY: the domain exists, and the descriptor is open during the call, in which the kernel
+        // takes a reference of its own and looks whether that is a dma-buf with these bytes. Its
+        // memory is none of this process's.
+        let region = unsafe {
+            register(
+                self.0.domain.as_ptr(),
+                dma_buf.offset() + part.offset,
+                part.length,
+                part.address,
+                dma_buf.as_fd().as_raw_fd(),
+                part.access.cast_signed(),
+            )
+        };
+        NonNull::new(region).ok_or_else(|| open.refused_dma_buf())
     }
 }
 
@@ -199,9 +247,9 @@ impl LocalSpan<'_> {
         &self.region.domain
     }
 
-    /// Whether a processor may read the memory at any time: a file may have been truncated.
+    /// Whether a processor may read the memory at any time.
     pub(super) fn is_readable_here(&self) -> bool {
-        self.region.memory.location() != Location::File
+        self.region.memory.is_plain()
     }
 }
 
@@ -215,6 +263,22 @@ impl Open {
                 VerbsError::MemoryLock { device: self.name.clone(), bytes, limit_bytes }
             }
             _ => self.error("ibv_reg_mr", source),
+        }
+    }
+
+    /// Why a registration of a dma-buf was refused: a library, a kernel or a driver that does not know
+    /// of them says so by these numbers.
+    fn refused_dma_buf(&self) -> VerbsError {
+        let source = io::Error::last_os_error();
+        match source.raw_os_error() {
+            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS) => {
+                let why = format!(
+                    "its driver registers none ({source}): that needs Linux 5.12 or later, and an \
+                     adapter and a driver that can (mlx5, bnxt_re, irdma, efa)"
+                );
+                VerbsError::NoDmaBuf { device: self.name.clone(), why }
+            }
+            _ => self.error("ibv_reg_dmabuf_mr", source),
         }
     }
 }

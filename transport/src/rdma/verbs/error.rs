@@ -66,6 +66,17 @@ pub enum VerbsError {
         /// The device's limit.
         most_bytes: u64,
     },
+    /// Memory of a device cannot be registered by its dma-buf.
+    #[error(
+        "{device} takes no dma-bufs: {why}; where nvidia_peermem is loaded, memory of a GPU can be \
+         registered by its address instead (Memory::device)"
+    )]
+    NoDmaBuf {
+        /// The adapter.
+        device: DeviceName,
+        /// What is missing, and what has it.
+        why: String,
+    },
     /// A span outside its memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),

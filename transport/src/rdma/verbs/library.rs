@@ -54,10 +54,15 @@ impl Verbs {
 
 /// The functions that are called by name. All others are called through the table that a driver
 /// puts into its context.
+/// Those behind the semicolon may be missing.
 macro_rules! functions {
-    ($($(#[$attribute:meta])* $name:ident: $type:ty = $symbol:literal,)*) => {
+    (
+        $($(#[$attribute:meta])* $name:ident: $type:ty = $symbol:literal,)*;
+        $($(#[$newer_attribute:meta])* $newer:ident: $newer_type:ty = $newer_symbol:literal,)*
+    ) => {
         pub(super) struct Library {
             $($(#[$attribute])* pub(super) $name: $type,)*
+            $($(#[$newer_attribute])* pub(super) $newer: Option<$newer_type>,)*
             /// Unloaded last: the functions above are its.
             _loaded: libloading::Library,
         }
@@ -78,6 +83,12 @@ macro_rules! functions {
                         // `infiniband/verbs.h`, whose type this is; it is kept no longer than the
                         // library.
                         $name: *unsafe { loaded.get::<$type>($symbol) }.map_err(unavailable)?,
+                    )*
+                    $(
+                        // SAFETY: as above.
+                        $newer: unsafe { loaded.get::<$newer_type>($newer_symbol) }
+                            .ok()
+                            .map(|found| *found),
                     )*
                     _loaded: loaded,
                 })
@@ -124,6 +135,11 @@ functions! {
     modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int
         = b"ibv_modify_qp",
     destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int = b"ibv_destroy_qp",
+    ;
+    /// Since libibverbs 1.12 (rdma-core 34): domain, offset in the dma-buf, length, address, descriptor,
+    /// access.
+    reg_dmabuf_mr: unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr
+        = b"ibv_reg_dmabuf_mr",
 }
 
 /// What the dynamic linker has said, which the error itself leaves to its source.
