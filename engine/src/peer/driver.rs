@@ -35,9 +35,9 @@ impl Driver for PeerDriver {
         }
     }
 
-    fn fault(&self, transfer: TransferId) {
+    fn fail(&self, transfer: TransferId, cause: Error) {
         if let Some(peer) = self.peer() {
-            peer.event(|session, now| session.fail(now, transfer, Error::MemoryFault));
+            peer.event(|session, now| session.fail(now, transfer, cause));
         }
     }
 

@@ -10,6 +10,7 @@ use kvferry_transport::rdma::fetch::Fetch;
 
 use super::PeerInner;
 use super::lent::SliceOf;
+use super::way::unregistered;
 use crate::error::Error;
 use crate::rdma::{End, Errand, Link};
 use crate::transfer::cargo::{Cargo, Permit};
@@ -70,9 +71,13 @@ impl Errand for FetchedRead {
             }),
             // As its owner would have said that had found out.
             End::NoSource => peer.reply(on, held(Status::MemoryFault)),
-            End::NoTarget => peer.event(|session, now| {
-                session.on_landed(now, on, transfer, slice, Err(Error::MemoryFault));
-            }),
+            End::NoTarget => {
+                let is_on_device = self.cargo.terms().rdma_only;
+                let cause = if is_on_device { unregistered() } else { Error::MemoryFault };
+                peer.event(|session, now| {
+                    session.on_landed(now, on, transfer, slice, Err(cause));
+                });
+            }
             // Nobody waits for it any more.
             End::Forbidden => {}
         }

@@ -10,6 +10,7 @@ mod frames;
 mod handle;
 mod lent;
 mod replies;
+mod way;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,8 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvferry_proto::frame::{Reply, Request as WireRequest};
-use kvferry_proto::message::Location;
-use kvferry_proto::{Incarnation, LaneId, RegionId, TransferId};
+use kvferry_proto::{Incarnation, LaneId, TransferId};
 use kvferry_transport::baton::Baton;
 use kvferry_transport::lanes::{self, Outgoing};
 use parking_lot::{Mutex, RwLock};
@@ -29,7 +29,7 @@ use crate::control::client::Shaken;
 use crate::control::offer::{Offer, Why};
 use crate::core::Core;
 use crate::error::Error;
-use crate::lanes::{Lanes, Open, Tie};
+use crate::lanes::{Lanes, Open};
 use crate::net::Endpoint;
 use crate::outreach;
 use crate::plan::PlanLimits;
@@ -37,12 +37,13 @@ use crate::registry::Registry;
 use crate::remote::RemoteTable;
 use crate::session::{Action, Connection, Means, Session};
 use crate::time;
+use crate::transfer::Spec;
 use crate::transfer::cargo::{Cargo, Post};
-use crate::transfer::{Op, Spec};
 use crate::transports::Transport;
 
 use alarm::Alarm;
 use frames::SliceFrame;
+use way::Way;
 
 pub(crate) use driver::PeerDriver;
 pub use handle::{Peer, PeerStatus};
@@ -261,7 +262,15 @@ impl PeerInner {
             }
             match action {
                 Action::Post { lane, slice, answer_now, floor, token, .. } => {
-                    let by_reference = self.lend(lane, &token, slice);
+                    let by_reference = match self.way(lane, &token, slice) {
+                        Way::Reference => true,
+                        Way::Payload => false,
+                        Way::Nowhere => continue,
+                        Way::Impossible(cause) => {
+                            token.fail(cause);
+                            continue;
+                        }
+                    };
                     let post = Post { slice, answer_now, floor, by_reference };
                     frames.push(Box::new(SliceFrame::new(token, post)));
                 }
@@ -314,33 +323,6 @@ impl PeerInner {
             Kind::Slice => lane.send_all(frames),
             Kind::Control => lane.send(&controls),
         }
-    }
-
-    /// Whether the peer can read what a slice is of, or may lend it, instead of a payload. Regions
-    /// that it has not been lent yet on this lane are, before the slice.
-    fn lend(&self, lane: LaneId, cargo: &Cargo, slice: u32) -> bool {
-        let Some(Open { lane, tie }) = self.lanes.get(lane) else { return false };
-        let is_pair = matches!(tie, Tie::Pair(_));
-        if !is_pair {
-            cargo.carried_by(tie.transport());
-        }
-        let loans = tie.loans().filter(|_| cargo.terms().by_reference);
-        if let (Op::Read, Some(_)) = (cargo.terms().op, loans) {
-            // Of a lane with a queue pair the answer says what carries it.
-            return true;
-        }
-        let is_lent = loans.is_some_and(|loans| {
-            let slice = cargo.plan().slices().get(slice as usize);
-            let span_bytes = slice.map_or(0, |slice| slice.bytes / slice.spans.max(1));
-            loans.lend_all(&lane, cargo.regions(), span_bytes)
-        });
-        if is_lent {
-            cargo.referred_to();
-        }
-        if is_pair {
-            cargo.carried_by(if is_lent { Transport::Rdma } else { Transport::Tcp });
-        }
-        is_lent
     }
 
     /// Returns what the lane is, while there is one.
@@ -422,12 +404,6 @@ impl PeerInner {
     /// What carries transfers to it by these means, since the last handshake.
     pub(crate) fn transport(&self, means: Means) -> Option<Transport> {
         self.offer.lock().as_ref().map(|offer| offer.transport(means))
-    }
-
-    /// Whether any of these regions of its is a file's, as far as it has told.
-    pub(crate) fn has_file_among(&self, mut regions: impl Iterator<Item = RegionId>) -> bool {
-        let table = self.table.read();
-        regions.any(|id| table.region(id).is_some_and(|region| region.location == Location::File))
     }
 
     pub(crate) fn lanes(&self) -> &Lanes {

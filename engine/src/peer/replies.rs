@@ -12,6 +12,7 @@ use kvferry_transport::memory::SpanList;
 use super::PeerInner;
 use super::fetched;
 use super::lent::{LentRead, SliceOf};
+use super::way::unregistered;
 use crate::error::Error;
 use crate::lanes::Tie;
 use crate::loan::{BUSY_BYTES, Borrowings, NOT_LENT_HERE};
@@ -117,7 +118,11 @@ impl ReplyHandler {
         slice: u32,
         crc32c: u32,
     ) -> Incoming {
-        let cargo = peer.awaits(self.lane, transfer, slice);
+        let mut cargo = peer.awaits(self.lane, transfer, slice);
+        // The peer's memory is none that it lends. What comes of it is dropped.
+        if let Some(cargo) = cargo.take_if(|cargo| cargo.terms().rdma_only) {
+            cargo.fail(unregistered());
+        }
         if let (Some(cargo), Tie::Pair(_)) = (&cargo, &self.tie) {
             cargo.carried_by(Transport::Tcp);
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use kvferry_proto::message::{LayoutDescription, RegionDescription, TableUpdate};
+use kvferry_proto::message::{LayoutDescription, Location, RegionDescription, TableUpdate};
 use kvferry_proto::{Incarnation, RegionId};
 
 use super::{RemoteLayout, RemoteRegion};
@@ -71,6 +71,15 @@ impl RemoteTable {
 
     pub(crate) fn region(&self, id: RegionId) -> Option<&Arc<RegionDescription>> {
         self.regions.get(&id)
+    }
+
+    /// Whether any of these regions is known to live there.
+    pub(crate) fn is_any_at(
+        &self,
+        location: Location,
+        mut regions: impl Iterator<Item = RegionId>,
+    ) -> bool {
+        regions.any(|id| self.region(id).is_some_and(|region| region.location == location))
     }
 
     /// The region that covers an address range of the peer's process.

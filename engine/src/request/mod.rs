@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_proto::frame::limits;
+use kvferry_proto::message;
 use kvferry_transport::memory::Location;
 
 use crate::completion::{Ended, Transfer};
@@ -98,7 +99,7 @@ impl Request {
             return Err(Error::NotificationTooLong { found, limit });
         }
         let begun = time::now();
-        let Resolved { incarnation, plan, regions, remotes } =
+        let Resolved { incarnation, plan, regions, remotes, is_on_device } =
             Resolved::new(&self.peer, self.op, &self.local, &self.remote)?;
         let planning = time::now().saturating_duration_since(begun);
         let allowed = self.deadline.unwrap_or_else(|| {
@@ -115,10 +116,17 @@ impl Request {
         // What is checked on its way has to be on a way, and no adapter writes to a file.
         let lands_in_file = || match self.op {
             Op::Read => regions.iter().any(|region| region.location() == Location::File),
-            Op::Write => self.peer.has_file_among(remotes.iter().map(|(_, region)| *region)),
+            Op::Write => {
+                let table = self.peer.table().read();
+                table.is_any_at(message::Location::File, remotes.iter().map(|(_, id)| *id))
+            }
         };
         let by_reference =
             pays && !self.checksum && !(best == Some(Transport::Rdma) && lands_in_file());
+        let rdma_only = is_on_device && plan.bytes() > 0;
+        if rdma_only && !(by_reference && best == Some(Transport::Rdma)) {
+            return Err(self.not_by_rdma(best));
+        }
         let spec = Spec {
             op: self.op,
             slice_bytes: plan.slices().iter().map(|slice| slice.bytes).collect(),
@@ -133,6 +141,7 @@ impl Request {
             checksum: self.checksum,
             notification: self.notification,
             by_reference,
+            rdma_only,
             begun,
             planning,
             deadline,
@@ -148,6 +157,19 @@ impl Request {
         // A region that went before the transfer had a number could not end it.
         cargo.end_if_cut();
         Ok(Transfer::new(cargo))
+    }
+
+    /// Why a transfer that names memory of a device is not carried by adapters alone.
+    fn not_by_rdma(&self, best: Option<Transport>) -> Error {
+        let reason: String = match best {
+            Some(Transport::Rdma) if self.checksum => {
+                "a checksum was asked for, which processors compute".into()
+            }
+            Some(Transport::Rdma) => "it was to land in a file, which no adapter reaches".into(),
+            Some(other) => self.peer.carried_by(other),
+            None => format!("nothing carries transfers to {} yet", self.peer.endpoint()),
+        };
+        Error::RdmaOnly { reason: reason.into() }
     }
 }
 

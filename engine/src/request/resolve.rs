@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use kvferry_proto::message::Geometry;
+use kvferry_proto::message::{Geometry, Location};
 use kvferry_proto::{Access, GrantId, Incarnation, RegionId};
 
 use super::{LocalPiece, LocalSpans, RemotePiece, RemoteSpans};
@@ -26,6 +26,8 @@ pub(super) struct Resolved {
     pub(super) plan: Plan,
     pub(super) regions: Vec<Arc<RegionInner>>,
     pub(super) remotes: Vec<(GrantId, RegionId)>,
+    /// Some of it is memory of a device, as far as is known here of the peer's.
+    pub(super) is_on_device: bool,
 }
 
 impl Resolved {
@@ -42,6 +44,8 @@ impl Resolved {
         let incarnation = peer.incarnation_of(&table)?;
         let known = Known { peer: peer.endpoint(), table: &table, incarnation, op };
         let there = Side::new(known.pieces(remote, &mut remotes)?);
+        let is_on_device = regions.values.iter().any(|region| region.is_on_device())
+            || table.is_any_at(Location::Device, remotes.values.iter().map(|(_, id)| *id));
         // Planning a long list takes a while, in which the table may change.
         drop(table);
 
@@ -50,7 +54,8 @@ impl Resolved {
             Some(grant) => check_covered(grant, remotes.values[usize::from(span.region)].1, span),
             None => Ok(()),
         })?;
-        Ok(Self { incarnation, plan, regions: regions.values, remotes: remotes.values })
+        let (regions, remotes) = (regions.values, remotes.values);
+        Ok(Self { incarnation, plan, regions, remotes, is_on_device })
     }
 }
 

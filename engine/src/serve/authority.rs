@@ -72,6 +72,11 @@ impl Authority {
         }
     }
 
+    /// Whether any of the memory is a device's: then its bytes go by an adapter or not at all.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.regions.iter().any(|region| region.is_on_device())
+    }
+
     /// Whether all of it still holds. To be asked inside a passage.
     pub(super) fn check(&self) -> Result<(), Status> {
         let now = time::now();

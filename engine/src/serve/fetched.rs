@@ -48,6 +48,8 @@ impl Errand for FetchedWrite {
         let status = match end {
             End::InPlace => Status::Done,
             End::Forbidden => self.authority.check().err().unwrap_or(Status::Cancelled),
+            // The adapter of this lane does not have it.
+            End::NoTarget if self.authority.is_on_device() => Status::RdmaOnly,
             End::NoSource | End::NoTarget => Status::MemoryFault,
         };
         self.slice.acknowledge(lane, status);

@@ -104,7 +104,12 @@ impl RequestHandler {
                 inbound.begin_landing(self.lane, head.transfer, head.slice)
             }
         };
+        let is_fetched = request.sources.is_some() && matches!(self.tie, Tie::Pair(_));
         let target = begun.and_then(|()| self.establish(request, Access::Write));
+        let target = match target {
+            Ok((authority, _)) if authority.is_on_device() && !is_fetched => Err(Status::RdmaOnly),
+            target => target,
+        };
         let slice = SliceOf {
             core: self.core.clone(),
             initiator: self.initiator.clone(),
@@ -160,6 +165,13 @@ impl RequestHandler {
                 let status = Status::HeldUntilLanded;
                 reply_later(lane, Reply::Held { transfer, slice, status });
                 return Ok(self.unless_copied_from());
+            }
+            // A lane whose queue pair has failed goes, and who asked asks again on another.
+            Ok((authority, _)) if authority.is_on_device() && self.tie.has_failed() => {}
+            Ok((authority, _)) if authority.is_on_device() => {
+                let status = Status::RdmaOnly;
+                self.core.initiators.count(status);
+                reply(lane, Reply::Held { transfer, slice, status });
             }
             Ok((authority, spans)) => lane.send_bulk(Box::new(DataFrame {
                 core: self.core.clone(),

@@ -15,7 +15,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{Op, Outcome};
 use crate::completion::{Completion, Report};
-use crate::error::{Remote, TransferError};
+use crate::error::{Error, Remote, TransferError};
 use crate::loan::{Borrowed, Borrowings};
 use crate::metrics::Carriers;
 use crate::net::Endpoint;
@@ -32,8 +32,8 @@ pub(crate) trait Driver: Send + Sync {
     fn cancel(&self, transfer: TransferId);
     /// A region of this process goes: the transfer ends now.
     fn cut(&self, transfer: TransferId);
-    /// Memory of this process cannot be read: the transfer fails.
-    fn fault(&self, transfer: TransferId);
+    /// The transfer fails, for this cause.
+    fn fail(&self, transfer: TransferId, cause: Error);
     /// Looks for answers to a transfer, on this thread and the lanes that they are to come on, until it
     /// `is_over`; not at all while there is no such lane.
     fn look(&self, transfer: TransferId, is_over: &dyn Fn() -> bool);
@@ -51,6 +51,8 @@ pub(crate) struct Terms {
     pub(crate) notification: Option<Arc<[u8]>>,
     /// Whether its slices may go by reference, on lanes where that is possible.
     pub(crate) by_reference: bool,
+    /// It names memory of a device: adapters carry all of it, or it fails.
+    pub(crate) rdma_only: bool,
     pub(crate) begun: Instant,
     /// How long it took to resolve, check and plan it.
     pub(crate) planning: Duration,
@@ -192,7 +194,12 @@ impl Cargo {
 
     /// Memory of this process cannot be read.
     pub(crate) fn fault(&self) {
-        self.driver.fault(self.id());
+        self.fail(Error::MemoryFault);
+    }
+
+    /// It fails, for this cause.
+    pub(crate) fn fail(&self, cause: Error) {
+        self.driver.fail(self.id(), cause);
     }
 
     /// Whether memory may be touched: to be looked at inside a passage.

@@ -236,11 +236,7 @@ impl TransferState {
         }
         let renotify = status == Status::Backpressure && self.notifies_inline();
         if status != Status::Done && !renotify {
-            let cause = match status {
-                Status::ChecksumMismatch => Error::ChecksumMismatch { slice },
-                status => Error::Refused { slice, status },
-            };
-            return self.refused(slice, cause);
+            return self.refused(slice, refusal(slice, status));
         }
         self.finish(slice);
         if let Phase::Fencing { .. } = self.phase {
@@ -297,7 +293,7 @@ impl TransferState {
                     (Status::HeldUntilLanded, _) => Step::Stale,
                     // It was taken in part, or after it had changed.
                     (status, true) => self.refused(slice, Error::SourceReleased { status }),
-                    (status, false) => self.refused(slice, Error::Refused { slice, status }),
+                    (status, false) => self.refused(slice, refusal(slice, status)),
                 }
             }
             _ => Step::Stale,
@@ -475,5 +471,19 @@ impl TransferState {
         self.out -= 1;
         self.repeated += 1;
         self.again.push_back(slice);
+    }
+}
+
+/// Why a slice was refused by its owner.
+fn refusal(slice: u32, status: Status) -> Error {
+    match status {
+        Status::ChecksumMismatch => Error::ChecksumMismatch { slice },
+        Status::RdmaOnly => {
+            let reason = format!(
+                "the peer was asked for slice {slice} in another way, or its adapter does not reach it"
+            );
+            Error::RdmaOnly { reason: reason.into() }
+        }
+        status => Error::Refused { slice, status },
     }
 }

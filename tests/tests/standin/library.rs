@@ -42,9 +42,24 @@ pub(crate) fn shared() -> &'static StandIn {
 impl StandIn {
     /// A machine with so many adapters, each on a network of its own.
     pub(crate) fn with_adapters(count: usize) -> Self {
+        Self::of_library(&std::fs::read(built()).unwrap(), count)
+    }
+
+    /// The same with a library from before there were dma-bufs, which has no function for them.
+    pub(crate) fn before_dma_bufs(count: usize) -> Self {
+        let mut library = std::fs::read(built()).unwrap();
+        let name = b"ibv_reg_dmabuf_mr\0";
+        let is_there = |at: &usize| library[*at..].starts_with(name);
+        let found: Vec<usize> = (0..library.len()).filter(is_there).collect();
+        assert!(!found.is_empty(), "it has one by now");
+        found.into_iter().for_each(|at| library[at] = b'x');
+        Self::of_library(&library, count)
+    }
+
+    fn of_library(library: &[u8], count: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("libstandin.so");
-        std::fs::copy(built(), &path).unwrap();
+        std::fs::write(&path, library).unwrap();
         // SAFETY: the stand-in's constructor does nothing.
         let library = unsafe { libloading::Library::new(&path) }.unwrap();
         // SAFETY: it has the interface of libibverbs.
@@ -123,6 +138,13 @@ impl StandIn {
             let refuse = self.library.get::<unsafe extern "C" fn(*const c_char)>(b"standin_refuse");
             refuse.unwrap()(call.as_ptr());
         }
+    }
+
+    /// Whether an adapter registers dma-bufs.
+    pub(crate) fn takes_dma_bufs(&self, adapter: usize, on: bool) {
+        // SAFETY: as above.
+        let takes = unsafe { self.library.get::<extern "C" fn(usize, c_int)>(b"standin_dma_bufs") };
+        takes.unwrap()(adapter, c_int::from(on));
     }
 
     /// How many requests wait.

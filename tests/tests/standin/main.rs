@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 mod adverse;
+mod dma_buf;
 mod events;
 mod fence;
 mod hostile;

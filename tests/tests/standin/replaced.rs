@@ -9,12 +9,12 @@ use kvferry_transport::memory::{Memory, Pages};
 use crate::library::{End, Round, StandIn, await_that};
 
 /// Everything is allowed, and nobody is met on this host.
-fn auto(standin: &StandIn) -> impl FnOnce(EngineBuilder) -> EngineBuilder {
+pub(crate) fn auto(standin: &StandIn) -> impl FnOnce(EngineBuilder) -> EngineBuilder {
     let apart = standin.private_directory();
     move |builder| builder.transports(Transports::Auto).run_directory(apart)
 }
 
-fn carrier(peer: &Peer) -> Option<Transport> {
+pub(crate) fn carrier(peer: &Peer) -> Option<Transport> {
     peer.status().transport
 }
 
