@@ -125,6 +125,14 @@ class Registry:
         """Registers memory by address. It must stay mapped, readable and writable until the region is
         unregistered: `owner` is kept alive that long."""
 
+    def register_dmabuf(
+        self, fd: int, address: int, length: int, *, offset: int = 0, access: Access = "read_write"
+    ) -> Region:
+        """Registers memory of a device by a dma-buf of it: `length` bytes from `offset` of it on, which
+        the program knows by `address`. The descriptor is duplicated. RDMA adapters reach it, and nothing
+        else does: `read`, `write` and other transports are errors. The memory stays allocated until the
+        region is unregistered."""
+
     def read_at(self, address: int, length: int) -> bytes:
         """Copies bytes out of the region that covers them."""
 

@@ -10,6 +10,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::Memory(_)
         | Error::PartialOverlap { .. }
         | Error::AccessConflict { .. }
+        | Error::OtherMemory { .. }
         | Error::PartOfRegion { .. }
         | Error::NotRegistered { .. }
         | Error::Unregistered { .. }
@@ -32,6 +33,7 @@ fn class_of(error: &Error) -> &'static str {
         | Error::NotLocal { .. }
         | Error::NotRdma { .. }
         | Error::RdmaFailed { .. }
+        | Error::RdmaOnly { .. }
         | Error::LaneRefused { .. } => "UnreachableError",
         Error::Address { .. }
         | Error::Bind { .. }

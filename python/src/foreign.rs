@@ -1,5 +1,7 @@
-//! Memory that belongs to Python: buffers, tensors, bare addresses.
+//! Memory that belongs to Python: buffers, tensors, bare addresses, and devices' by descriptors.
 #![allow(unsafe_code)]
+
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use kvferry_engine::Memory;
 use pyo3::buffer::PyUntypedBuffer;
@@ -24,7 +26,8 @@ pub(crate) fn memory_of(object: &Bound<'_, PyAny>) -> PyResult<(Memory, Owner)> 
         let device: String = object.getattr("device")?.str()?.extract()?;
         if device != "cpu" {
             return Err(PyValueError::new_err(format!(
-                "the tensor lives on {device}: only host memory can be registered yet"
+                "the tensor lives on {device}: memory of a device is registered by a dma-buf of it \
+                 (Registry.register_dmabuf)"
             )));
         }
         if !object.call_method0("is_contiguous")?.extract::<bool>()? {
@@ -73,4 +76,14 @@ pub(crate) fn memory_at(py: Python<'_>, address: u64, length: u64) -> PyResult<M
     // does. No Rust reference into it exists.
     let memory = unsafe { Memory::foreign(base, length) };
     memory.map_err(|error| raise(py, &error.into()))
+}
+
+/// A descriptor of our own for what the program has one of.
+pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
+    if fd < 0 {
+        return Err(PyValueError::new_err(format!("{fd} is no descriptor")));
+    }
+    // SAFETY: it is used for the duplication alone, which the kernel refuses where it is not open.
+    let given = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(given.try_clone_to_owned()?)
 }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::raise;
-use crate::foreign::{Owner, memory_at, memory_of};
+use crate::foreign::{Owner, duplicate, memory_at, memory_of};
 use crate::layout::PyLayout;
 use crate::lookup::{self, with_region};
 use crate::wait::seconds;
@@ -77,6 +77,21 @@ impl PyRegistry {
     ) -> PyResult<PyRegion> {
         let memory = memory_at(py, address, length)?;
         self.register_memory(py, owner.map(Owner::Object), memory, access)
+    }
+
+    #[pyo3(signature = (fd, address, length, *, offset=0, access="read_write"))]
+    fn register_dmabuf(
+        &self,
+        py: Python<'_>,
+        fd: i32,
+        address: u64,
+        length: u64,
+        offset: u64,
+        access: &str,
+    ) -> PyResult<PyRegion> {
+        let memory = Memory::dma_buf(duplicate(fd)?, offset, address, length);
+        let memory = memory.map_err(|error| raise(py, &error.into()))?;
+        self.register_memory(py, None, memory, access)
     }
 
     /// Copies bytes out of whichever region covers them.

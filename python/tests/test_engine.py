@@ -316,6 +316,40 @@ def test_tensors_in_host_memory_are_registered_where_they_are() -> None:
         kvferry.Registry().register(Tensor(array[:, 0]))
 
 
+@WITHOUT_ADAPTERS
+def test_memory_of_a_device_is_registered_by_its_descriptor_and_moves_by_rdma_only(
+    another: Callable[..., Other],
+) -> None:
+    other = another(source)
+    address, _ = other.hear()
+    registry, on_device, length = kvferry.process_registry(), 0x0DEA_0000_0000, BLOCKS * BLOCK
+    # Of a dma-buf no more is asked here than that it has a length.
+    exported = os.memfd_create("exported")
+    os.ftruncate(exported, length + BLOCK)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        registry.register_dmabuf(1 << 20, on_device, length)
+    with pytest.raises(ValueError, match="-1 is no descriptor"):
+        registry.register_dmabuf(-1, on_device, length)
+    for offset, said in [(8, "different places of a page"), (2 * BLOCK, "reach outside")]:
+        with pytest.raises(kvferry.RegistrationError, match=said):
+            registry.register_dmabuf(exported, on_device, length, offset=offset)
+    with (
+        kvferry.Engine(listen=ADDRESS) as engine,
+        registry.register_dmabuf(exported, on_device, length, offset=BLOCK) as region,
+    ):
+        os.close(exported)
+        assert (region.address, len(region)) == (on_device, length)
+        with pytest.raises(kvferry.RegistrationError, match="no processor touches"):
+            region.read(0, 8)
+        with pytest.raises(BufferError):
+            memoryview(region)
+        peer, layer = engine.connect(address), region.layout(BLOCK)
+        with pytest.raises(kvferry.UnreachableError, match="memory of a device moves by RDMA only"):
+            peer.write(layer.blocks([0]), peer.layout("cache").blocks([0])).wait()
+    other.tell(None)
+    assert other.end() == 0
+
+
 def test_memory_of_the_engine_is_seen_without_copies_and_outlives_its_registration() -> None:
     region = kvferry.Registry().allocate(BLOCK)
     view = np.frombuffer(memoryview(region), np.uint8)
