@@ -293,6 +293,35 @@ fn tcp_that_takes_rdmas_place_does_not_finish_it_and_finishes_all_else() {
 }
 
 #[test]
+fn slices_of_a_queue_pair_that_failed_go_by_another() {
+    let standin = StandIn::with_adapters(2);
+    let target = End::new(&standin, 64, |builder| builder).shared();
+    let initiator = End::new(&standin, 64, |builder| builder);
+    let (ours, theirs) =
+        (Cache::on_device(initiator.registry()), Cache::on_device(target.registry()));
+    theirs.share("on device");
+    let (peer, _) = initiator.meet(&target);
+    let layer = peer.layout("on device").unwrap();
+    for round in 0..8 {
+        let pushes = round % 2 == 0;
+        ours.fill(round);
+        theirs.fill(round + 100);
+        standin.hold(true);
+        let transfer = reversed(&peer, pushes, &ours, &layer).submit().unwrap();
+        await_that("requests are under way", || standin.waiting() > 0);
+        standin.release(3);
+        assert!(standin.fail_one(), "a queue pair with requests under way");
+        standin.hold(false);
+        standin.release(usize::MAX);
+        let report = transfer.wait().unwrap();
+        assert!(report.repeated_slices > 0, "round {round}");
+        assert_eq!(report.transport, "rdma");
+        let (landed, sent) = if pushes { (&theirs, round) } else { (&ours, round + 100) };
+        assert!(landed.holds_reversed(sent), "round {round}");
+    }
+}
+
+#[test]
 fn memory_of_a_device_that_is_unregistered_while_it_is_written_is_touched_no_more() {
     let standin = StandIn::with_adapters(1);
     let target = End::new(&standin, 64, |builder| builder).shared();
