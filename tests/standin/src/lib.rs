@@ -9,7 +9,7 @@
 //! | `abi` | the structures, which are the transport's own |
 //! | `world` | devices and what was made with them; how requests are carried out |
 //! | `verbs` | the functions that libibverbs has |
-//! | `dma_buf` | the one of them that registers memory of a device |
+//! | `registration` | those of them that register memory |
 //! | `driver` | the functions that a driver puts into a context |
 //! | `control` | the functions that tests have besides: `standin_...` |
 
@@ -17,7 +17,7 @@
 #[path = "../../../transport/src/rdma/verbs/abi.rs"]
 mod abi;
 mod control;
-mod dma_buf;
 mod driver;
+mod registration;
 mod verbs;
 mod world;

@@ -7,11 +7,11 @@ use std::ptr;
 
 use crate::abi::{
     IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_QP_DEST_QPN, IBV_QPS_ERR, ibv_async_event,
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_pd,
     ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
 };
 use crate::driver::{standin_poll_cq, standin_post_recv, standin_post_send, standin_req_notify_cq};
-use crate::world::{Listener, Pair, Queue, Region, world};
+use crate::world::{Listener, Pair, Queue, world};
 
 /// How many identifiers a port has.
 const GIDS: c_int = 16;
@@ -41,7 +41,7 @@ fn eventfd() -> c_int {
 ///
 /// # Safety
 /// It did, and nobody uses it any more.
-unsafe fn free<T>(object: *mut T) {
+pub(crate) unsafe fn free<T>(object: *mut T) {
     // SAFETY: as the caller says.
     drop(unsafe { Box::from_raw(object) });
 }
@@ -213,47 +213,6 @@ pub(crate) unsafe extern "C" fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int {
     world().domains -= 1;
     // SAFETY: as `ibv_alloc_pd` made it.
     unsafe { free(domain) };
-    0
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
-    domain: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_uint,
-) -> *mut ibv_mr {
-    let mut world = world();
-    // SAFETY: the caller's domain.
-    let context = unsafe { (*domain).context };
-    if world.is_broken(context) {
-        refuse(libc::EIO);
-        return ptr::null_mut();
-    }
-    if world.is_refused("ibv_reg_mr") {
-        refuse(libc::ENOMEM);
-        return ptr::null_mut();
-    }
-    let (at, key) = (addr.expose_provenance(), world.number());
-    let (domain_at, bytes) = (domain.addr(), length as u64);
-    let region = Region { domain: domain_at, address: iova, at, bytes, access, on_device: None };
-    world.regions.insert(key, region);
-    let region = ibv_mr { context, pd: domain, addr, length, handle: key, lkey: key, rkey: key };
-    Box::into_raw(Box::new(region))
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
-    let mut world = world();
-    if world.is_refused("ibv_dereg_mr") {
-        return libc::EBUSY;
-    }
-    // SAFETY: as `ibv_reg_mr_iova2` made it.
-    unsafe {
-        world.regions.remove(&(*region).rkey);
-        free(region);
-    }
     0
 }
 

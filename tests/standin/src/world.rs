@@ -12,7 +12,7 @@ use crate::abi::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RECV, IBV_WC_WITH_IMM, IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE_WITH_IMM, ibv_context, ibv_send_wr, ibv_wc,
 };
-use crate::dma_buf::Mapping;
+use crate::registration::Mapping;
 
 pub(crate) const SUCCESS: c_int = 0;
 const LOCAL_PROTECTION: c_int = 4;

@@ -1,11 +1,12 @@
-//! Memory of a device: registered by a descriptor, which a file in memory stands for.
+//! The functions that register memory: of the host by its addresses, of a device by a descriptor, which a
+//! file in memory stands for.
 #![allow(clippy::missing_safety_doc, reason = "as their manual pages say")]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
 use crate::abi::{ibv_mr, ibv_pd};
-use crate::verbs::{name_of, refuse};
+use crate::verbs::{free, name_of, refuse};
 use crate::world::{Region, world};
 
 /// The page within which an address and its place in a dma-buf have to agree.
@@ -42,6 +43,47 @@ impl Drop for Mapping {
 }
 
 #[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
+    domain: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let mut world = world();
+    // SAFETY: the caller's domain.
+    let context = unsafe { (*domain).context };
+    if world.is_broken(context) {
+        refuse(libc::EIO);
+        return ptr::null_mut();
+    }
+    if world.is_refused("ibv_reg_mr") {
+        refuse(libc::ENOMEM);
+        return ptr::null_mut();
+    }
+    let (at, key) = (addr.expose_provenance(), world.number());
+    let (domain_at, bytes) = (domain.addr(), length as u64);
+    let region = Region { domain: domain_at, address: iova, at, bytes, access, on_device: None };
+    world.regions.insert(key, region);
+    let region = ibv_mr { context, pd: domain, addr, length, handle: key, lkey: key, rkey: key };
+    Box::into_raw(Box::new(region))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
+    let mut world = world();
+    if world.is_refused("ibv_dereg_mr") {
+        return libc::EBUSY;
+    }
+    // SAFETY: as `ibv_reg_mr_iova2` made it.
+    unsafe {
+        world.regions.remove(&(*region).rkey);
+        free(region);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     domain: *mut ibv_pd,
     offset: u64,
@@ -53,6 +95,10 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     let mut world = world();
     // SAFETY: the caller's domain, whose context and device exist as long.
     let (context, device) = unsafe { ((*domain).context, &*(*(*domain).context).device) };
+    if world.is_broken(context) {
+        refuse(libc::EIO);
+        return ptr::null_mut();
+    }
     if world.without_dma_bufs.contains(&name_of(device)) {
         refuse(libc::EOPNOTSUPP);
         return ptr::null_mut();
