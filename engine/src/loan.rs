@@ -102,8 +102,9 @@ pub(crate) struct Loans {
 enum Means {
     /// By mapping it, or where it lies, if that process can read this one's memory.
     Process { is_in_reach: bool },
-    /// By keys of this adapter's.
-    Adapter(Arc<Registered>),
+    /// By keys of this adapter's; `None` once the lane is closed. Whoever looks at a lane that is closed, as
+    /// any fence of the process does, keeps no adapter open by it.
+    Adapter(Mutex<Option<Arc<Registered>>>),
 }
 
 impl Loans {
@@ -114,7 +115,7 @@ impl Loans {
 
     /// What is lent by keys of an adapter's.
     pub(crate) fn by_key(lender: Lender, registered: Arc<Registered>) -> Arc<Self> {
-        Self::new(lender, Means::Adapter(registered))
+        Self::new(lender, Means::Adapter(Mutex::new(Some(registered))))
     }
 
     /// Whether the other end can read all of these regions, and is the better for it, in spans of
@@ -149,7 +150,10 @@ impl Loans {
         let borrower = Arc::downgrade(&borrower);
         let is_lent = match &self.means {
             Means::Process { .. } => self.lend_to_process(lane, region, borrower),
-            Means::Adapter(registered) => self.lend_keys(lane, region, registered, borrower),
+            Means::Adapter(registered) => {
+                let registered = registered.lock().clone();
+                registered.is_some_and(|keys| self.lend_keys(lane, region, &keys, borrower))
+            }
         };
         if is_lent {
             out.lane.get_or_insert_with(|| lane.clone());
@@ -219,6 +223,10 @@ impl Loans {
         out.closed = true;
         out.lent.clear();
         out.lane = None;
+        if let Means::Adapter(registered) = &self.means {
+            // The last of them closes the adapter.
+            let _closed = registered.lock().take();
+        }
     }
 }
 
