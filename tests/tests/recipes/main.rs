@@ -15,9 +15,9 @@
 //! | sockets pile up, or are stale | `sockets` | `promises/{nothing_held, failover}` |
 //! | addresses and lengths at their edges | `addresses` | `engine/tests/two_engines`, `promises/ownership` |
 //! | the two sides lay blocks out differently | `layouts` | |
-//! | memory goes and comes back | `wake` | `promises/ownership`, `engine/tests/registry` |
+//! | memory goes and comes back | `wake` | `promises/ownership`, `engine/tests/registry`, `guest/wake` |
 //! | garbage and hostility | `hostile` | `promises/hostile`, `proto/tests` |
-//! | one bad peer among many | `bad_peer` | |
+//! | one bad peer among many | `bad_peer` | `guest/bad_peer` |
 //! | everything is full | `pressure` | `promises/{ending, order, hostile}` |
 #![allow(clippy::unwrap_used, reason = "tests")]
 
