@@ -14,10 +14,10 @@ use crate::memory::{IoVecs, SpanList};
 /// (`fs.pipe-max-size`).
 const PIPE_BYTES: libc::c_int = 1 << 20;
 
-/// From this many bytes a span, on average, a list goes by reference: the size at which that was
-/// measured to pay. Each page costs a place in the pipe and in the socket, so there is a size below
-/// which it does not.
-const SPAN_BYTES: u64 = 64 << 10;
+/// From this many bytes a span, on average, a list goes by reference: a page, from which on that was
+/// measured to pay (docs/performance.md). Each page that a span touches costs a place in the pipe and in
+/// the socket, however little of it is sent.
+const SPAN_BYTES: u64 = 4 << 10;
 
 /// From this many bytes in all. Below it, what is saved is less than a read's additional round trip.
 const LIST_BYTES: u64 = 512 << 10;
