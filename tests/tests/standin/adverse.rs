@@ -15,16 +15,7 @@ fn slices_of_a_queue_pair_that_failed_are_read_again_by_another() {
     let (peer, remote) = initiator.meet(&target);
     for round in 0..6 {
         let moved = Round::new(round, &initiator, &target);
-        standin.hold(true);
-        let transfer = moved.request(&peer, &remote).submit().unwrap();
-        await_that("requests are under way", || standin.waiting() > 0);
-        standin.release(3);
-        assert!(standin.fail_one(), "a queue pair with requests under way");
-        standin.hold(false);
-        standin.release(usize::MAX);
-        let report = transfer.wait().unwrap();
-        assert!(report.repeated_slices > 0, "round {round}");
-        assert_eq!(report.transport, "rdma");
+        standin.fail_in_the_middle(moved.request(&peer, &remote));
         moved.assert_moved();
     }
 }

@@ -306,16 +306,7 @@ fn slices_of_a_queue_pair_that_failed_go_by_another() {
         let pushes = round % 2 == 0;
         ours.fill(round);
         theirs.fill(round + 100);
-        standin.hold(true);
-        let transfer = reversed(&peer, pushes, &ours, &layer).submit().unwrap();
-        await_that("requests are under way", || standin.waiting() > 0);
-        standin.release(3);
-        assert!(standin.fail_one(), "a queue pair with requests under way");
-        standin.hold(false);
-        standin.release(usize::MAX);
-        let report = transfer.wait().unwrap();
-        assert!(report.repeated_slices > 0, "round {round}");
-        assert_eq!(report.transport, "rdma");
+        standin.fail_in_the_middle(reversed(&peer, pushes, &ours, &layer));
         let (landed, sent) = if pushes { (&theirs, round) } else { (&ours, round + 100) };
         assert!(landed.holds_reversed(sent), "round {round}");
     }

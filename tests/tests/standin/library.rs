@@ -153,6 +153,20 @@ impl StandIn {
         unsafe { self.library.get::<extern "C" fn() -> usize>(b"standin_waiting") }.unwrap()()
     }
 
+    /// Submits a request and has a queue pair fail under it: another does the rest.
+    pub(crate) fn fail_in_the_middle(&self, request: Request) {
+        self.hold(true);
+        let transfer = request.submit().unwrap();
+        await_that("requests are under way", || self.waiting() > 0);
+        self.release(3);
+        assert!(self.fail_one(), "a queue pair with requests under way");
+        self.hold(false);
+        self.release(usize::MAX);
+        let report = transfer.wait().unwrap();
+        assert!(report.repeated_slices > 0);
+        assert_eq!(report.transport, "rdma");
+    }
+
     /// Has the queue pair fail whose request has waited longest; false where none waits.
     pub(crate) fn fail_one(&self) -> bool {
         // SAFETY: as above.
