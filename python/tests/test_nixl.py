@@ -86,9 +86,15 @@ def ended(agent: nixl_agent, handle: Any, state: str = "PROC") -> str:
     return state
 
 
+KEPT: list[Memory] = []
+"""An agent that a thread of a test had may be collected long after the test, and its memory is registered
+until then: it must be nobody else's."""
+
+
 @pytest.fixture
 def memory() -> Memory:
-    return np.zeros(BYTES, np.uint8)
+    KEPT.append(np.zeros(BYTES, np.uint8))
+    return KEPT[-1]
 
 
 @pytest.fixture
