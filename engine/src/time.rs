@@ -10,6 +10,12 @@ pub(crate) fn after(start: Instant, wait: Duration) -> Instant {
     start + wait.min(YEAR)
 }
 
+/// The wait before what has failed so often before is tried again: `first`, and twice as long each time,
+/// `most` at the most.
+pub(crate) fn backoff(first: Duration, most: Duration, failures: u32) -> Duration {
+    (first * 2_u32.saturating_pow(failures.min(16))).min(most)
+}
+
 /// The time by the system's monotonic clock; in a simulation, by the calling thread's.
 pub(crate) fn now() -> Instant {
     #[cfg(feature = "simulation")]

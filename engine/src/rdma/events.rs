@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::adapters::Adapters;
 use super::device::Device;
 use crate::core::Core;
+use crate::time;
 
 /// The waits before lanes are tried on a port that works again: one end of a link may learn later than the
 /// other that it is up.
@@ -80,24 +81,22 @@ async fn keep(core: Weak<Core>, adapters: Weak<Adapters>, adapter: usize) {
 
 /// The wait before a device is opened anew that has failed so often in a row before.
 fn reopen_after(failures: u32) -> Duration {
-    (REOPEN_FIRST * 2_u32.saturating_pow(failures.min(16))).min(REOPEN_MOST)
+    time::backoff(REOPEN_FIRST, REOPEN_MOST, failures)
 }
 
 /// Takes what a device tells, until it is not used any more.
-async fn listen(adapters: &Weak<Adapters>, device: Arc<Device>) {
-    let mut news = device.news();
-    let events = match device.events().and_then(readiness_of) {
+async fn listen(adapters: &Weak<Adapters>, open: Arc<Device>) {
+    let mut news = open.news();
+    let events = match open.events().and_then(readiness_of) {
         Ok(events) => Some(events),
         Err(error) => {
-            let device = device.name();
-            tracing::warn!(%device, %error, "nothing is heard of an RDMA device");
+            tracing::warn!(device = %open.name(), %error, "nothing is heard of an RDMA device");
             None
         }
     };
-    let device = {
-        let open = device;
-        Arc::downgrade(&open)
-    };
+    // It is closed while this waits.
+    let device = Arc::downgrade(&open);
+    drop(open);
     let mut revivals = news.borrow().revivals;
     loop {
         let seen = *news.borrow_and_update();

@@ -90,8 +90,7 @@ impl Pairs {
         if end.has_carried && lasted >= RECOVERED_AFTER {
             state.failures = 0;
         }
-        let wait = BACKOFF_FIRST * 2_u32.saturating_pow(state.failures.min(16));
-        state.retry_at = Some(now + wait.min(BACKOFF_MOST));
+        state.retry_at = Some(now + time::backoff(BACKOFF_FIRST, BACKOFF_MOST, state.failures));
         state.failures += 1;
     }
 

@@ -251,8 +251,7 @@ impl LaneSet {
             slot.lane = None;
             // A lane that was open is tried again at once, one that never was is not.
             if !lane.is_up() || slot.failures > 0 {
-                let wait = settings.backoff_first * 2_u32.saturating_pow(slot.failures.min(16));
-                slot.retry_at = Some(now + wait.min(settings.backoff_most));
+                slot.retry_at = Some(now + settings.backoff(slot.failures));
             }
             slot.failures += 1;
         }

@@ -178,10 +178,7 @@ impl<T: Clone> Session<T> {
 
     fn go_down(&mut self, now: Instant, cause: Option<Error>) {
         let settings = &self.settings;
-        let retry_at = self.failures.checked_sub(1).map(|doublings| {
-            let wait = settings.backoff_first * 2_u32.saturating_pow(doublings.min(16));
-            now + wait.min(settings.backoff_most)
-        });
+        let retry_at = self.failures.checked_sub(1).map(|before| now + settings.backoff(before));
         self.link = Link::Down { retry_at };
         self.actions.push_back(Action::Forget(cause));
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::time;
+
 /// How a session behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -37,6 +39,13 @@ pub struct Settings {
     pub barren_after: Duration,
     /// How many transfers may be open.
     pub open_transfers: u64,
+}
+
+impl Settings {
+    /// The wait before what has failed so often before is tried again.
+    pub(super) fn backoff(&self, failures: u32) -> Duration {
+        time::backoff(self.backoff_first, self.backoff_most, failures)
+    }
 }
 
 impl Default for Settings {

@@ -25,6 +25,7 @@ use kvferry_proto::LaneId;
 use super::lanes::Gone;
 use super::{Action, Link, Session, Settings};
 use crate::error::Error;
+use crate::time;
 
 /// How often in a row lanes of the best may come and go before its spare takes its place at once.
 const FLAPS: u32 = 3;
@@ -120,8 +121,8 @@ impl Spare {
     }
 
     fn wait(&self, settings: &Settings) -> Duration {
-        let doublings = self.failures.saturating_sub(1).min(16);
-        (settings.return_first * 2_u32.saturating_pow(doublings)).min(settings.return_most)
+        let before = self.failures.saturating_sub(1);
+        time::backoff(settings.return_first, settings.return_most, before)
     }
 }
 
