@@ -232,14 +232,7 @@ impl Memory {
     /// `[base, base + length)` must be mapped readable and writable, and no Rust reference into it
     /// may be used while a transfer touches it.
     pub unsafe fn foreign(base: *mut u8, length: usize) -> Result<Self, MemoryError> {
-        if length == 0 {
-            return Err(MemoryError::Empty);
-        }
-        let overflow = MemoryError::Overflow { base: base as u64, length: length as u64 };
-        let Some(base) = NonNull::new(base) else { return Err(overflow) };
-        if (base.as_ptr() as usize).checked_add(length).is_none() {
-            return Err(overflow);
-        }
+        let base = start_of(base, length)?;
         Ok(Self(Arc::new(Inner {
             base,
             length,
@@ -456,18 +449,20 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// The range of a device's memory as this process counts addresses.
-fn device_range(base: u64, length: u64) -> Result<(NonNull<u8>, usize), MemoryError> {
+/// Where a range starts that is not empty, not at 0, and within the address space.
+fn start_of(base: *mut u8, length: usize) -> Result<NonNull<u8>, MemoryError> {
     if length == 0 {
         return Err(MemoryError::Empty);
     }
-    let overflow = MemoryError::Overflow { base, length };
-    let range = usize::try_from(base).ok().zip(usize::try_from(length).ok());
-    let Some((start, bytes)) = range.filter(|(start, bytes)| start.checked_add(*bytes).is_some())
-    else {
-        return Err(overflow);
-    };
+    let start = NonNull::new(base).filter(|_| base.addr().checked_add(length).is_some());
+    start.ok_or(MemoryError::Overflow { base: base as u64, length: length as u64 })
+}
+
+/// The range of a device's memory as this process counts addresses.
+fn device_range(base: u64, length: u64) -> Result<(NonNull<u8>, usize), MemoryError> {
+    let counted = |of| usize::try_from(of).map_err(|_| MemoryError::Overflow { base, length });
+    let bytes = counted(length)?;
     // Nothing here follows it.
-    let start = NonNull::new(std::ptr::without_provenance_mut(start)).ok_or(overflow)?;
+    let start = start_of(std::ptr::without_provenance_mut(counted(base)?), bytes)?;
     Ok((start, bytes))
 }
