@@ -172,6 +172,7 @@ impl Fetcher {
             cuts.push(cut);
         }
         if cuts.is_empty() {
+            self.pieces = into.pieces;
             return Ok(Ok(()));
         }
         let Pieces { parts, pieces } = into;
